@@ -1,0 +1,480 @@
+"""The configuration of a run: one tree, read from YAML, changed by dotted overrides, every key documented below its field.
+
+Unknown keys are refused with the nearest known name; a value of the wrong type is refused with file, section and line. Relative
+paths are taken from the config file's directory. `load()` is the only way in; the models are frozen.
+
+A *source* (`policy.model`, `tasks.train`, `train.sft.demonstrations` …) is a directory or file, or `file.py:function`: a function of
+yours that makes it. The function is called as `function(out, seed=…, **options)` with an empty directory `out`.
+"""
+
+from __future__ import annotations
+
+import difflib
+import os
+import re
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
+
+from forge_ray.errors import UserError
+from forge_ray.outcome import Outcome, Treatment
+
+
+def _number(value: Any) -> Any:
+    # YAML 1.1 reads 1e-6 as text; a person means a number.
+    if isinstance(value, str) and re.fullmatch(r"[+-]?\d+(\.\d*)?[eE][+-]?\d+", value.strip()):
+        return float(value)
+    return value
+
+
+Number = Annotated[float, BeforeValidator(_number)]
+Positive = Annotated[float, BeforeValidator(_number), Field(gt=0)]
+NonNegative = Annotated[float, BeforeValidator(_number), Field(ge=0)]
+Count = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """Base of every section: frozen, unknown keys refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
+
+
+class Source(Section):
+    """A path, or a function of yours that makes what belongs there."""
+
+    path: str
+    """A directory or file, or `file.py:function`; relative to the config file."""
+    options: dict[str, Any] = {}
+    """Keyword arguments of the function."""
+
+    @model_validator(mode="before")
+    @classmethod
+    def _plain_path(cls, value: Any) -> Any:
+        return {"path": value} if isinstance(value, str) else value
+
+    @property
+    def function(self) -> tuple[Path, str] | None:
+        """`(file, function name)`, or None for a plain path."""
+        file, separator, name = self.path.rpartition(":")
+        return (Path(file), name) if separator and file.endswith(".py") else None
+
+
+class Sampling(Section):
+    """Sampling parameters that the proxy forces on training calls, whatever the harness asks for."""
+
+    temperature: Positive = 1.0
+    top_p: Positive = 1.0
+    top_k: int = 0
+    """0 = off."""
+
+
+class EvalSampling(Section):
+    """Sampling parameters of evaluation calls."""
+
+    mode: Literal["fixed", "harness"] = "fixed"
+    """`fixed`: the values below; `harness`: what the harness asked for."""
+    temperature: NonNegative = 1.0
+    top_p: Positive = 1.0
+    top_k: int = 0
+
+
+class Policy(Section):
+    """The model under training and its engine."""
+
+    model: Source
+    """A Hugging Face model directory with its tokenizer."""
+    chat_template: str | None = None
+    """A Jinja file that replaces the tokenizer's template."""
+    script: str | None = None
+    """A script of answers served in place of the model's (JSON, see `forge_ray.serve_proxy.scripted_engine`): tests a harness adapter without a
+    trained model."""
+    served_name: str = "policy"
+    """Model name given to harnesses; other names are served too."""
+    engine: dict[str, Any] = {}
+    """Any vLLM engine argument (`max_model_len: 2048`, `dtype: float32`, …)."""
+    server: dict[str, Any] = {}
+    """Any argument of vLLM's API server (`tool_call_parser: hermes`, `reasoning_parser: qwen3`, …)."""
+    environment: dict[str, str] = {}
+    """Environment variables of the replicas, on top of `cluster/ray.env`."""
+    sampling: Sampling = Sampling()
+    eval_sampling: EvalSampling = EvalSampling()
+
+
+class Limits(Section):
+    """Limits per session, enforced by the proxy. Reaching one ends the rollout as `truncated`."""
+
+    calls: Count | None = None
+    """Model calls."""
+    sampled_tokens: Count | None = None
+    """Sampled tokens over all calls."""
+    context_tokens: Count | None = None
+    """Prompt + sampled tokens of one call; the engine's window always holds."""
+
+
+class Proxy(Section):
+    """The recording proxy on Ray Serve."""
+
+    host: str = "127.0.0.1"
+    """Bind address. HAProxy mode binds every interface whatever stands here."""
+    port: Annotated[int, Field(ge=1, le=65535)] = 18700
+    replicas: Count = 1
+    replica_cpus: NonNegative = 0.1
+    """Logical CPUs of a replica (its real use is the engine's)."""
+    replica_gpus: NonNegative = 0
+    limits: Limits = Limits()
+    max_call_tokens: Count | None = None
+    """Upper bound of sampled tokens of one call; a harness's own smaller cap still holds."""
+    train_grammar_calls: bool = False
+    """Train calls whose sampling a grammar masked (tool_choice=required, JSON schema)."""
+    keep_bodies: bool = False
+    """Keep request and response bodies under `bodies/`, not only their digests."""
+    max_body_bytes: Count = 32 * 2**20
+
+
+class Harness(Section):
+    """One program under training."""
+
+    name: str
+    """`react`, `codex`, `claude_code`, or `file.py:Class`."""
+    options: dict[str, Any] = {}
+    """Options of the adapter."""
+
+
+class Tasks(Section):
+    """Where tasks come from: directories of Harbor-format task directories."""
+
+    train: Source
+    heldout: Source | None = None
+
+
+class Sandbox(Section):
+    """Where a rollout runs."""
+
+    backend: Literal["process"] = "process"
+    isolation: Literal["auto", "bubblewrap", "none"] = "auto"
+    """File-system isolation of the process sandbox; `auto` uses bubblewrap where it works."""
+    directory: str | None = None
+    """Parent of the sandboxes; default: a folder of its own in the system's temporary directory."""
+    memory_mb: Count | None = None
+    """Default address-space limit of each process; a task's `memory_mb` wins."""
+    cpu_seconds: Count | None = None
+    """CPU seconds of each process."""
+    processes: Count | None = None
+    open_files: Count | None = None
+    file_mb: Count | None = None
+    """Largest file a rollout may write."""
+    log_bytes: Count = 1_000_000
+    """Kept bytes of each log."""
+
+
+class Rollouts(Section):
+    """How many, for how long, and what happens to those that fail."""
+
+    max_in_flight: Count = 16
+    pools: Count = 1
+    """RolloutPool actors."""
+    deadline_s: Positive = 600
+    """Wall-clock limit of the harness; a task's smaller `agent.timeout_sec` wins."""
+    verifier_timeout_s: Positive = 60
+    """Wall-clock limit of the verifier where the task sets none."""
+    retries: Annotated[int, Field(ge=0)] = 2
+    """New attempts for an outcome whose treatment is `retry`."""
+    preset: Literal["default", "paper"] = "default"
+    on_outcome: dict[Outcome, Treatment] = {}
+    """Treatment of single outcome classes, over the preset's."""
+
+
+class Sft(Section):
+    """Supervised start: cross entropy on the demonstrations' assistant tokens."""
+
+    demonstrations: Source
+    """A Parquet file (or a function that makes `demonstrations.parquet`) with `ids` and `mask`, lists of equal length."""
+    steps: Count = 400
+    batch_size: Count = 32
+    lr: Positive = 3e-3
+    betas: tuple[float, float] = (0.9, 0.98)
+    weight_decay: NonNegative = 0.01
+    warmup_steps: Annotated[int, Field(ge=0)] = 20
+    decay_fraction: NonNegative = 0.3
+    """Share of the steps, at the end, over which the rate falls linearly to 0."""
+    max_grad_norm: Positive = 1.0
+
+
+class Loss(Section):
+    """The policy loss. Every name is a pure function in `forge_ray.train_loop.losses`."""
+
+    name: Literal["ppo_clip"] = "ppo_clip"
+    clip_low: NonNegative = 0.2
+    clip_high: NonNegative = 0.28
+    kl: NonNegative = 0.0
+    """Coefficient of the k3 estimate of KL(policy || reference)."""
+    entropy: NonNegative = 0.0
+    reduction: Literal["token_mean", "trajectory_mean", "constant"] = "token_mean"
+    constant: Positive | None = None
+    """Divisor of `reduction: constant`."""
+
+
+class Optimizer(Section):
+    lr: Positive = 1e-6
+    lr_end: NonNegative | None = None
+    """Rate at the last step, reached linearly; None = constant."""
+    betas: tuple[float, float] = (0.9, 0.95)
+    weight_decay: NonNegative = 0.0
+    max_grad_norm: Positive = 1.0
+    epochs: Count = 1
+    """Passes over each step batch."""
+    minibatches: Count = 1
+    """Optimizer steps per pass."""
+    microbatch_tokens: Count = 16384
+    """Padded tokens of one forward pass."""
+
+
+class Train(Section):
+    """The GRPO loop."""
+
+    steps: Annotated[int, Field(ge=0)] = 100
+    groups_per_step: Count = 8
+    group_size: Count = 8
+    """Rollouts per group."""
+    max_staleness: Annotated[int, Field(ge=0)] = 1
+    """Largest allowed (version − version of the oldest trained token) when a batch is consumed."""
+    builder: Literal["chain", "per_call"] = "chain"
+    gamma: Positive = 1.0
+    """Eq. 1: the reward of call t is gamma^(T-t) times the terminal reward."""
+    kind_weights: dict[Literal["agent", "subagent", "compaction", "aux"], NonNegative] = {}
+    """Weight of a kind of call (default 1 each, aux 0)."""
+    scope: Literal["all", "outermost", "last"] = "all"
+    """Which calls are trained: all, those of the outermost agent, or the last one."""
+    normalize_std: bool = True
+    """Divide the group-centred reward by the group's standard deviation (ddof 1)."""
+    loss: Loss = Loss()
+    optimizer: Optimizer = Optimizer()
+    sft: Sft | None = None
+    workers: Count = 1
+    worker_cpus: Positive = 1
+    worker_gpus: NonNegative = 0
+    threads: Count | None = None
+    """torch threads of a worker; None = torch's default."""
+    checkpoint_every: Count = 10
+    keep_checkpoints: Count = 2
+    logprob_bound: Positive = 1e-3
+    """The run stops when mean |rollout − trainer logprob| of tokens sampled by the current version is above this."""
+
+
+class Eval(Section):
+    """Evaluation on the held-out tasks."""
+
+    before: bool = True
+    """Evaluate before the first step."""
+    after: bool = True
+    every: Annotated[int, Field(ge=0)] = 0
+    """Also every so many steps; 0 = never."""
+    samples: Count = 8
+    """Rollouts per task."""
+    max_in_flight: Count | None = None
+    """Default: `rollouts.max_in_flight`."""
+
+
+class Ray(Section):
+    address: str | None = None
+    """None: inside a job its cluster, else `RAY_ADDRESS`, else a running local cluster, else a new one of this run's own. `local`: always a new one."""
+    num_cpus: Count | None = None
+    """Logical CPUs of a cluster that this run starts; default: the machine's, at least 4."""
+    object_store_mb: Count = 256
+    dashboard: bool = False
+
+
+class Config(Section):
+    """A whole run."""
+
+    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    """Name of the run and of its directory."""
+    runs: str = "~/forge-ray-runs"
+    """Parent of the run directories; `~` and `$VARIABLES` are expanded. On a cluster: a shared volume."""
+    seed: int = 0
+    policy: Policy
+    proxy: Proxy = Proxy()
+    harnesses: Annotated[list[Harness], Field(min_length=1)]
+    tasks: Tasks
+    sandbox: Sandbox = Sandbox()
+    rollouts: Rollouts = Rollouts()
+    train: Train = Train()
+    eval: Eval = Eval()
+    ray: Ray = Ray()
+
+    @model_validator(mode="after")
+    def _consistent(self) -> Config:
+        if self.train.loss.reduction == "constant" and self.train.loss.constant is None:
+            raise ValueError("train.loss.constant is needed by reduction: constant")
+        names = [h.name for h in self.harnesses]
+        if len(set(names)) != len(names):
+            raise ValueError("harnesses: each name once")
+        if (self.eval.before or self.eval.after or self.eval.every) and self.tasks.heldout is None:
+            raise ValueError("tasks.heldout is needed for evaluation (or set eval.before, eval.after and eval.every to false/0)")
+        return self
+
+
+def load(path: str | os.PathLike[str], overrides: list[str] | None = None) -> Config:
+    """Read the YAML file at `path`, apply `key.sub=value` overrides, validate, make paths absolute.
+
+    Raises `UserError` with one line that names the file, the section with its line, and the fix.
+    """
+    file = Path(path)
+    try:
+        text = file.read_text()
+    except FileNotFoundError:
+        raise UserError("no such file", where=str(path), fix="give the path of a run.yaml") from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot be read ({error})", where=str(path)) from None
+    try:
+        node = yaml.compose(text, Loader=yaml.SafeLoader)
+        tree = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        line = f":{mark.line + 1}" if mark else ""
+        raise UserError(f"not valid YAML ({getattr(error, 'problem', error)})", where=f"{path}{line}", fix="check the indentation") from None
+    if not isinstance(tree, dict):
+        raise UserError("is not a mapping of keys", where=str(path), fix="see examples/quickstart/run.yaml")
+    for override in overrides or []:
+        _override(tree, override)
+    try:
+        config = Config.model_validate(tree)
+    except ValidationError as error:
+        raise _user_error(error, str(path), node) from None
+    return _absolute(config, file.resolve().parent)
+
+
+def _override(tree: dict[str, Any], override: str) -> None:
+    key, separator, value = override.partition("=")
+    if not separator or not key:
+        raise UserError(f"{override!r} is no override", where="command line", fix="write key.sub=value, for example train.steps=5")
+    try:
+        parsed = yaml.safe_load(value) if value else None
+    except yaml.YAMLError:
+        parsed = value
+    *parents, last = key.split(".")
+    here: Any = tree
+    for part in parents:
+        child = _item(here, part, key)
+        if isinstance(child, str):  # a source written as a plain path
+            child = {"path": child}
+        if child is None:
+            child = {}
+        _set(here, part, child, key)
+        here = child
+    _set(here, last, parsed, key)
+
+
+def _item(here: Any, part: str, key: str) -> Any:
+    if isinstance(here, list):
+        if not part.isdigit() or int(part) >= len(here):
+            raise UserError(f"{part!r} is no index of a list of {len(here)}", where=f"command line: {key}", fix="count from 0")
+        return here[int(part)]
+    if not isinstance(here, dict):
+        raise UserError(f"{part!r} is below a plain value", where=f"command line: {key}", fix="shorten the key")
+    return here.get(part)
+
+
+def _set(here: Any, part: str, value: Any, key: str) -> None:
+    if isinstance(here, list):
+        _item(here, part, key)
+        here[int(part)] = value
+    elif isinstance(here, dict):
+        here[part] = value
+    else:
+        raise UserError(f"{part!r} is below a plain value", where=f"command line: {key}", fix="shorten the key")
+
+
+def _line(node: Any, location: tuple[Any, ...]) -> int | None:
+    """Line (from 1) of the deepest part of `location` that the YAML text has."""
+    line = None
+    for part in location:
+        if isinstance(node, yaml.MappingNode):
+            for name, child in node.value:
+                if name.value == str(part):
+                    line, node = name.start_mark.line + 1, child
+                    break
+            else:
+                return line
+        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
+            node = node.value[part]
+            line = node.start_mark.line + 1
+        else:
+            return line
+    return line
+
+
+def _sections(model: type[BaseModel] = Config, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], type[BaseModel]]:
+    found: dict[tuple[str, ...], type[BaseModel]] = {prefix: model}
+    for name, field in model.model_fields.items():
+        for candidate in (field.annotation, *getattr(field.annotation, "__args__", ())):
+            if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+                found.update(_sections(candidate, (*prefix, name)))
+    return found
+
+
+def known_keys() -> dict[str, str]:
+    """Every dotted key with its documentation."""
+    keys: dict[str, str] = {}
+    for prefix, model in _sections().items():
+        for name, field in model.model_fields.items():
+            keys[".".join((*prefix, name))] = field.description or ""
+    return keys
+
+
+def _user_error(error: ValidationError, path: str, node: Any) -> UserError:
+    first = error.errors()[0]
+    location = tuple(part for part in first["loc"] if not (isinstance(part, str) and part.startswith("function-")))
+    key = ".".join(str(part) for part in location)
+    line = _line(node, location)
+    where = f"{path}:{line}" if line else path
+    more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+    if first["type"] == "extra_forbidden":
+        keys = known_keys()
+        generic = ".".join(str(part) for part in location if not isinstance(part, int))
+        wanted = str(location[-1]).replace("-", "_")
+        same_name = [k for k in keys if k.rpartition(".")[2] == wanted]
+        siblings = {k.rpartition(".")[2]: k for k in keys if k.rpartition(".")[0] == generic.rpartition(".")[0]}
+        near = siblings.get(wanted)
+        if near is None:
+            close = difflib.get_close_matches(wanted, siblings, n=1, cutoff=0.6)
+            near = siblings[close[0]] if close else (same_name[0] if same_name else None)
+        if near is None:
+            close = difflib.get_close_matches(generic, keys, n=1, cutoff=0.0)
+            near = close[0]
+        return UserError(f"unknown key {key}{more}", where=where, fix=f"did you mean {near}?")
+    if first["type"] == "missing":
+        return UserError(f"{key} is missing{more}", where=where, fix="add it")
+    if not location:
+        return UserError(f"{first['msg'].removeprefix('Value error, ')}{more}", where=where)
+    return UserError(f"{key} = {first['input']!r} is refused: {first['msg'].removeprefix('Value error, ')}{more}", where=where, fix="correct the value")
+
+
+def _absolute(config: Config, base: Path) -> Config:
+    def path(value: str) -> str:
+        expanded = os.path.expandvars(os.path.expanduser(value))
+        return os.path.normpath(os.path.join(base, expanded))
+
+    def walk(value: Any) -> Any:
+        if isinstance(value, Source):
+            return value.model_copy(update={"path": path(value.path)})
+        if isinstance(value, Section):
+            return value.model_copy(update={name: walk(getattr(value, name)) for name in type(value).model_fields})
+        return value
+
+    config = walk(config)
+    updates: dict[str, Any] = {"runs": path(config.runs)}
+    if "$" in updates["runs"]:
+        raise UserError(f"runs = {config.runs!r} names an unset variable", where="config", fix="export it or write an absolute path")
+    files = {name: path(value) for name in ("chat_template", "script") if (value := getattr(config.policy, name))}
+    updates["policy"] = config.policy.model_copy(update=files)
+    if config.sandbox.directory:
+        updates["sandbox"] = config.sandbox.model_copy(update={"directory": path(config.sandbox.directory)})
+    harnesses = []
+    for harness in config.harnesses:
+        file, separator, name = harness.name.rpartition(":")
+        harnesses.append(harness.model_copy(update={"name": f"{path(file)}:{name}"}) if separator and file.endswith(".py") else harness)
+    updates["harnesses"] = harnesses
+    return config.model_copy(update=updates)

@@ -1,0 +1,69 @@
+"""The contract between the learner's side and the actors: what is asked (`RolloutRequest`) and what came back (`RolloutRecord`).
+
+Both are plain pydantic models that go through JSON unchanged; a record is written to `rollouts/<id>/result.json` before anyone
+is told about it. Neither holds a token: those are in the call log, under `RolloutRecord.session`.
+"""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, Field
+
+from forge_ray.outcome import Outcome
+
+Purpose = Literal["train", "eval"]
+
+
+class RolloutRequest(BaseModel):
+    """One rollout that somebody wants. The same request may arrive twice (Ray retries); `key` tells."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    key: str
+    """Unique in the run and safe as a file name, such as `g00012-3` or `eval-after-t07-2`; attempts of it are numbered below it."""
+    purpose: Purpose
+    """Decides the sampling settings that the proxy applies and whether the recording may be trained."""
+    task: str
+    """Absolute path of the task directory."""
+    task_name: str
+    harness: str
+    """Name in the config's `harnesses`."""
+    group: int | None = None
+    """Training group, None in evaluation."""
+    attempt: int = 0
+    """First attempt number to try; the pool takes the next free one."""
+
+
+class RolloutRecord(BaseModel):
+    """How one attempt ended."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    id: str
+    """`<key>.<attempt>`; also the session id at the proxy and the directory name under `rollouts/`."""
+    key: str
+    purpose: Purpose
+    task: str
+    task_name: str
+    harness: str
+    group: int | None
+    attempt: int
+    outcome: Outcome
+    detail: str
+    """One line for a person: which limit, which error, with the real seconds where time was it."""
+    reward: float | None = None
+    """Terminal reward r_T; None unless the outcome is ok or truncated."""
+    rewards: dict[str, float] = Field(default_factory=dict)
+    """Every named number of the verifier's reward file."""
+    exit_code: int | None = None
+    """The harness's exit code: a hint only."""
+    workspace_digest: str | None = None
+    """sha256 of the archived workspace, taken before verification; `rollouts/archive/<digest>.tar.gz`."""
+    calls: int = 0
+    """Calls of the session that finished."""
+    sampled_tokens: int = 0
+    started: float = 0.0
+    """Unix seconds."""
+    seconds: dict[str, float] = Field(default_factory=dict)
+    """Wall seconds by phase: `create`, `harness`, `archive`, `verify`, `total`."""

@@ -1,0 +1,114 @@
+"""The one directory of a run, `<runs>/<name>/`, and where everything in it lies.
+
+Every process of a run (driver, replicas, pools, train workers) gets the same absolute path; on a cluster it is a shared volume.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+
+@dataclass(frozen=True)
+class RunDir:
+    """Paths below one run directory. Creating the object creates nothing."""
+
+    root: Path
+
+    @property
+    def config(self) -> Path:
+        """The full config, every default written out (YAML)."""
+        return self.root / "config.yaml"
+
+    @property
+    def state(self) -> Path:
+        """Incarnation, secrets and stage of the run (JSON, mode 0600)."""
+        return self.root / "state.json"
+
+    @property
+    def metrics(self) -> Path:
+        """One JSON line per step."""
+        return self.root / "metrics.jsonl"
+
+    @property
+    def log(self) -> Path:
+        return self.root / "run.log"
+
+    @property
+    def calls(self) -> Path:
+        """The call log: one append-only file per replica incarnation, `<replica>.jsonl`."""
+        return self.root / "calls"
+
+    @property
+    def bodies(self) -> Path:
+        """Request and response bodies by digest, where `proxy.keep_bodies` is on."""
+        return self.root / "bodies"
+
+    @property
+    def rollouts(self) -> Path:
+        """`<rollout id>/` each: `result.json`, `harness.log`, `verifier.log`; and `archive/`."""
+        return self.root / "rollouts"
+
+    @property
+    def batches(self) -> Path:
+        """The step batches as Parquet, `step-000012.parquet`."""
+        return self.root / "batches"
+
+    @property
+    def checkpoints(self) -> Path:
+        """`step-000012/`: model, optimizer, cursor, RNG."""
+        return self.root / "checkpoints"
+
+    @property
+    def weights(self) -> Path:
+        """`current.json` ({"version", "path"}) and the safetensors file it names: what a (re)started replica loads."""
+        return self.root / "weights"
+
+    @property
+    def inputs(self) -> Path:
+        """What the config's sources made: `model/`, `tasks-train/`, `tasks-heldout/`, `demonstrations.parquet`."""
+        return self.root / "inputs"
+
+    @property
+    def summary(self) -> Path:
+        return self.root / "summary.json"
+
+    @property
+    def report(self) -> Path:
+        return self.root / "report.html"
+
+    def create(self) -> RunDir:
+        """Make the directory and its folders."""
+        for path in (self.root, self.calls, self.rollouts, self.batches, self.checkpoints, self.weights, self.inputs):
+            path.mkdir(parents=True, exist_ok=True)
+        return self
+
+
+def write_atomic(path: Path, text: str, *, mode: int = 0o644) -> None:
+    """Replace `path` by `text`: after a crash the file holds the old text or the new one, and the new one is on disk."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, mode)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def write_json(path: Path, value: Any, *, mode: int = 0o644) -> None:
+    """`write_atomic` of `value` as JSON; NaN is refused."""
+    write_atomic(path, json.dumps(value, indent=2, allow_nan=False) + "\n", mode=mode)

@@ -1,0 +1,100 @@
+"""A call: one model request of a harness, as the call log's events describe it.
+
+The log is a file of JSON lines per replica incarnation. Each line is one event of one call (or of a session), in the order in
+which it became true:
+
+    session    {"event": "session", "session", "status": "closed" | "limit", "limit": "calls" | "tokens" | "context" | null, "t"}
+    open       {"event": "open", "call", "session", "purpose", "replica", "t", "dialect", "path", "streamed", "kind", "conversation",
+                "request_sha256", "parent", "shared", "new", "sampling", "masked_by_grammar", "max_tokens", "version"}
+    finished | length | cancelled | failed
+               {"event", "call", "t", "ids", "logprobs", "spans", "finish_reason", "stop_reason", "version", "error"}
+    delivered | undelivered
+               {"event", "call", "t", "response_sha256", "bytes", "status", "usage", "reply", "first_byte_s", "last_byte_s"}
+    superseded {"event": "superseded", "call", "by", "t"}
+
+`reply` is what the harness was given: "answer" (no tool call), "tool_calls", "length", or null where it cannot be told.
+
+`parent` is the call whose prompt + sampled ids this prompt shares its first `shared` tokens with (null: none, shared = 0);
+`new` holds the rest of the prompt's ids, so the log grows with new tokens only. `version` is the weight version at that moment
+(`open`: before the first token; end event: after the last). `spans` is `[[version, first, end], …]` over `ids`, end exclusive; a
+cancelled or failed call has `null` there. `logprobs` are natural logs of the sampled ids under the distribution that was sampled
+from (processed: after temperature). `sampling` holds the parameters really used. Times `t` are Unix seconds.
+
+A version label is `<incarnation>.<step>`: `step` weight updates of the run's incarnation `incarnation`. It never names two sets of weights.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+END_EVENTS = ("finished", "length", "cancelled", "failed")
+
+
+@dataclass
+class Call:
+    """One call put together from its events; `status` is open | finished | length | cancelled | failed."""
+
+    id: str
+    session: str
+    purpose: str
+    replica: str
+    dialect: str
+    path: str
+    streamed: bool
+    kind: str
+    """agent | subagent | compaction | aux."""
+    conversation: str
+    prompt_ids: list[int]
+    sampling: dict[str, Any]
+    masked_by_grammar: bool
+    max_tokens: int
+    opened: float
+    parent: str | None = None
+    shared: int = 0
+    ids: list[int] = field(default_factory=list)
+    """Sampled token ids, the end token included."""
+    logprobs: list[float] = field(default_factory=list)
+    spans: list[tuple[str, int, int]] | None = None
+    version_open: str = ""
+    version_end: str = ""
+    status: str = "open"
+    finish_reason: str | None = None
+    stop_reason: int | str | None = None
+    error: str | None = None
+    ended: float | None = None
+    delivered: bool | None = None
+    """None: neither event was written (the replica died in between)."""
+    superseded_by: str | None = None
+    usage: dict[str, Any] | None = None
+    reply: str | None = None
+    request_sha256: str = ""
+    response_sha256: str = ""
+
+    @property
+    def temperature(self) -> float:
+        return float(self.sampling.get("temperature", 1.0))
+
+    @property
+    def trainable(self) -> bool:
+        """Whole, delivered, not replaced by a retry, sampled without a grammar, and with its versions known."""
+        return (
+            self.status in ("finished", "length")
+            and self.delivered is True
+            and self.superseded_by is None
+            and not self.masked_by_grammar
+            and self.spans is not None
+            and len(self.ids) == len(self.logprobs) > 0
+        )
+
+    def versions(self) -> list[str]:
+        """The weight version of every sampled token, shape (len(ids),); empty without spans."""
+        labels: list[str] = []
+        for label, first, end in self.spans or ():
+            labels[first:end] = [label] * (end - first)
+        return labels
+
+
+def version_step(label: str) -> int:
+    """Step number of a version label `<incarnation>.<step>`."""
+    return int(label.rpartition(".")[2])

@@ -1,0 +1,58 @@
+# ForgeRay. `make` alone lists the targets.
+
+SHELL := /bin/bash
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.forge-ray-env
+
+# What of pyproject's extras is installed: cpu or gpu (not both), kubernetes, smollm2, dev.
+EXTRAS ?= cpu,smollm2,dev
+# Where torch comes from: empty = PyPI alone; `cpu` = PyTorch's CPU index; a directory of wheels; or an index URL.
+TORCH ?=
+# Interpreter for the environment: empty = the first python3 that is new enough.
+PYTHON ?=
+# More arguments: `make demo ARGS="train.steps=2"`, `make test ARGS="-k proxy"`.
+ARGS ?=
+
+export EXTRAS TORCH PYTHON
+
+.PHONY: help env demo test test-harness lint format docs bench clean
+
+help: ## List the targets
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
+
+env: $(STAMP) ## Create .venv with the pinned versions (TORCH=cpu for the small torch)
+
+$(STAMP): pyproject.toml cluster/constraints.txt cluster/overrides.txt cluster/setup.sh
+	@bash cluster/setup.sh "$(VENV)"
+	@touch "$@"
+
+demo: env ## Train the tiny policy of examples/quickstart and write its report
+	@exec $(BIN)/forge-ray train examples/quickstart/run.yaml name=demo-$$(date +%Y%m%d-%H%M%S) $(ARGS)
+
+test: env ## Unit, integration and fault tests; harness tests where the programs are installed
+	@exec $(BIN)/python -m pytest tests/unit tests/integration tests/harness tests/fault $(ARGS)
+
+test-harness: env ## Install the real harness programs (needs npm) and run their tests
+	@$(BIN)/python -m forge_ray.harnesses.install codex claude_code
+	@exec $(BIN)/python -m pytest tests/harness $(ARGS)
+
+lint: env ## ruff, pyright and the import rules of the rooms
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/pyright
+	$(BIN)/lint-imports
+
+format: env ## Format the code
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+docs: env ## Write the generated pages of docs/ anew
+	$(BIN)/python -m forge_ray.cli.docs
+
+bench: env ## The three learning seeds: about 20 minutes
+	@exec $(BIN)/python -m benchmarks.seeds $(ARGS)
+
+clean: ## Remove the environment, installed tools and caches; runs are kept
+	rm -rf $(VENV) .tools build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +

@@ -11,8 +11,12 @@ which it became true:
     delivered | undelivered
                {"event", "call", "t", "response_sha256", "bytes", "status", "usage", "reply", "first_byte_s", "last_byte_s"}
     superseded {"event": "superseded", "call", "by", "t"}
+    refused    {"event": "refused", "session", "reason", "status", "dialect", "path", "t"}
 
 `reply` is what the harness was given: "answer" (no tool call), "tool_calls", "length", or null where it cannot be told.
+
+`refused` is a request that was answered with an error and never became a call; `reason` is "overflow" (the prompt did not fit the
+window), "limit" (a session limit), or what else was wrong with it.
 
 `parent` is the call whose prompt + sampled ids this prompt shares its first `shared` tokens with (null: none, shared = 0);
 `new` holds the rest of the prompt's ids, so the log grows with new tokens only. `version` is the weight version at that moment

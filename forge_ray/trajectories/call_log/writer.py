@@ -1,0 +1,145 @@
+"""The durable writer: one thread, group commit, every waiter gets a true answer.
+
+The file is created exclusively, so nobody ever appends behind a torn line of a dead process. Whatever has queued up while the
+thread synced goes into its next write, so the cost of a sync is shared. A line that a reader can see whole is never taken back:
+after a short write only the torn tail is cut off, and later appends may succeed again; after a failed sync nothing is promised
+any more and every append fails.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import queue
+import threading
+from pathlib import Path
+from typing import Any
+
+from forge_ray.trajectories.call_log.errors import CallLogError
+
+_Waiting = tuple[bytes, asyncio.AbstractEventLoop, "asyncio.Future[None]"]
+
+
+class CallLogWriter:
+    """Appends events to one new file at `path`; each `append` returns once its event is on the disk."""
+
+    def __init__(self, path: str | os.PathLike[str]) -> None:
+        self.path = Path(path)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+            directory = os.open(self.path.parent, os.O_RDONLY)
+            try:
+                os.fsync(directory)  # the name must survive as well as the content
+            finally:
+                os.close(directory)
+        except FileExistsError:
+            raise CallLogError(f"{self.path}: exists already; every replica incarnation writes a file of its own") from None
+        except OSError as error:
+            raise CallLogError(f"{self.path}: cannot be created ({error})") from error
+        self._size = 0
+        self._broken: CallLogError | None = None
+        self._closed = False
+        self._lock = threading.Lock()
+        self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=f"call-log-{self.path.stem}", daemon=True)
+        self._thread.start()
+
+    @property
+    def broken(self) -> CallLogError | None:
+        """Set for good when the state of the file on disk is unknown (a sync failed): the replica should be replaced."""
+        return self._broken
+
+    async def append(self, event: dict[str, Any]) -> None:
+        """Write `event` as one line and return when it is synced. Cancelling the wait does not take the event back.
+
+        Raises `CallLogError` if it is not on disk for certain.
+        """
+        try:
+            line = json.dumps(event, separators=(",", ":"), allow_nan=False).encode() + b"\n"
+        except (TypeError, ValueError) as error:
+            what = f"event {event.get('event')!r} of {event.get('call', event.get('session'))!r}"
+            raise CallLogError(f"{self.path}: {what} is no JSON ({error})") from error
+        loop = asyncio.get_running_loop()
+        done: asyncio.Future[None] = loop.create_future()
+        with self._lock:
+            if self._closed:
+                raise CallLogError(f"{self.path}: the log is closed")
+            self._queue.put((line, loop, done))
+        await done
+
+    def close(self) -> None:
+        """Write what is queued, then close the file. Later appends fail. May be called twice."""
+        with self._lock:
+            if self._closed:
+                return
+            self._closed = True
+            self._queue.put(None)
+        self._thread.join()
+        os.close(self._file)
+
+    def _run(self) -> None:
+        while True:
+            batch = [self._queue.get()]
+            while True:
+                try:
+                    batch.append(self._queue.get_nowait())
+                except queue.Empty:
+                    break
+            waiting = [item for item in batch if item is not None]
+            if waiting:
+                self._commit(waiting)
+            if None in batch:
+                return
+
+    def _commit(self, waiting: list[_Waiting]) -> None:
+        safe, error = 0, self._broken
+        if error is None:
+            try:
+                safe, error = self._write([line for line, _, _ in waiting])
+            except BaseException as unexpected:  # a waiter must never hang because this thread died
+                error = self._broken = CallLogError(f"{self.path}: {unexpected!r}")
+        outcomes: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[None], CallLogError | None]]] = {}
+        for index, (_, loop, done) in enumerate(waiting):
+            outcomes.setdefault(loop, []).append((done, None if index < safe else error))
+        for loop, settled in outcomes.items():
+            try:
+                loop.call_soon_threadsafe(_settle, settled)
+            except RuntimeError:
+                continue  # that loop is closed: nobody waits there any more
+
+    def _write(self, lines: list[bytes]) -> tuple[int, CallLogError | None]:
+        """Write and sync `lines`; how many of them are on disk, and what befell the others."""
+        data, written, error = memoryview(b"".join(lines)), 0, None
+        try:
+            while written < len(data):
+                written += os.write(self._file, data[written:])
+        except OSError as cause:
+            error = CallLogError(f"{self.path}: cannot be written ({cause.strerror or cause})")
+        whole, size = len(lines), len(data)
+        if error is not None:
+            whole = size = 0
+            for line in lines:
+                if size + len(line) > written:
+                    break
+                whole, size = whole + 1, size + len(line)
+        try:
+            if size < written:
+                os.ftruncate(self._file, self._size + size)
+            os.fdatasync(self._file)
+        except OSError as cause:  # after a failed sync the kernel may have dropped the pages: nothing more can be promised
+            self._broken = CallLogError(f"{self.path}: cannot be synced ({cause.strerror or cause})")
+            return 0, self._broken
+        self._size += size
+        return whole, error
+
+
+def _settle(settled: list[tuple[asyncio.Future[None], CallLogError | None]]) -> None:
+    for done, error in settled:
+        if done.done():  # its waiter was cancelled
+            continue
+        if error is None:
+            done.set_result(None)
+        else:
+            done.set_exception(CallLogError(str(error)))

@@ -17,8 +17,11 @@ import numpy as np
 from forge_ray.config import Limits
 from forge_ray.serve_proxy.identity import Limit
 from forge_ray.trajectories.call import Call
+from forge_ray.trajectories.call_log import CallLogReader
 
 SAMPLED = ("finished", "length")
+LOG = "log"
+"""Key of counters that the log cannot attribute to a replica."""
 TAIL = 8
 """Tokens at the end of a conversation's first prompt that may be rendered otherwise once an answer follows (the generation prompt)."""
 
@@ -38,10 +41,19 @@ class Counts:
     undelivered: int = 0
     refused: int = 0
     overflow: bool = False
+    last_call: str | None = None
+    """The call of the outermost agent that ended last; of any kind, as long as none of the outermost agent has ended."""
+    last_kind: str | None = None
     last_status: str | None = None
     last_reply: str | None = None
     last_ended: float = 0.0
     """Unix seconds of the last call's end."""
+
+    def ended(self, call: str, kind: str, status: str, reply: str | None, at: float) -> None:
+        """Note a call's end if it is the last that counts."""
+        rank, before = kind == "agent", self.last_kind == "agent"
+        if (rank, at) >= (before, self.last_ended):
+            self.last_call, self.last_kind, self.last_status, self.last_reply, self.last_ended = call, kind, status, reply, at
 
 
 @dataclass
@@ -175,9 +187,11 @@ class SessionIndex:
         """A prompt did not fit the window."""
         self._own(session).overflow = True
 
-    def delivered(self, session: str, reply: str | None) -> None:
-        """The whole response was handed to the client; `reply`: answer | tool_calls | length | None."""
-        self._own(session).last_reply = reply
+    def delivered(self, session: str, call: str, reply: str | None) -> None:
+        """The whole response of `call` was handed to the client; `reply`: answer | tool_calls | length | None."""
+        own = self._own(session)
+        if own.last_call == call:
+            own.last_reply = reply
 
     def undelivered(self, session: str) -> None:
         self._own(session).undelivered += 1
@@ -220,13 +234,13 @@ class SessionIndex:
         """`count` more tokens were sampled."""
         self._own(session).sampled_tokens += count
 
-    def end(self, session: str, call: str, ids: Sequence[int], status: str, at: float) -> None:
+    def end(self, session: str, call: str, ids: Sequence[int], status: str, kind: str, at: float) -> None:
         """The call ended with `status` (finished | length | cancelled | failed) at Unix second `at`."""
         state, own = self.state(session), self._own(session)
         own.live -= 1
         own.calls += status in SAMPLED
         own.failed += status == "failed"
-        own.last_status, own.last_reply, own.last_ended = status, None, at
+        own.ended(call, kind, status, None, at)
         known = state.sequences.get(call)
         if known is not None:
             known.tokens = np.concatenate([known.tokens, np.asarray(ids, dtype=np.int32)])
@@ -240,12 +254,16 @@ class SessionIndex:
 
     # ---- after a restart ----
 
-    def restore(self, session: str, calls: Sequence[Call], *, closed: bool, limit: Limit | None) -> None:
+    def restore(
+        self, session: str, calls: Sequence[Call], *, closed: bool, limit: Limit | None, refused: int = 0, overflow: bool = False
+    ) -> None:
         """Enter a session as the call log has it. Calls that are still open there count as `live` of the replica that opened them: whoever
-        knows which replicas are alive decides whether they are lost."""
+        knows which replicas are alive decides whether they are lost. Refusals do not name their replica; they are counted under `LOG`."""
         state = self.state(session)
         state.closed = closed
         state.limit = state.limit or limit
+        if refused or overflow:
+            state.counts[LOG] = Counts(refused=refused, overflow=overflow)
         for call in sorted(calls, key=lambda c: c.opened):
             counts = state.counts.setdefault(call.replica, Counts())
             counts.started += 1
@@ -253,9 +271,9 @@ class SessionIndex:
             counts.sampled_tokens += len(call.ids)
             counts.live += call.status == "open"
             counts.failed += call.status == "failed"
-            counts.undelivered += call.delivered is False
-            if call.ended is not None and call.ended >= counts.last_ended:
-                counts.last_status, counts.last_reply, counts.last_ended = call.status, call.reply, call.ended
+            counts.undelivered += call.status in SAMPLED and call.delivered is not True
+            if call.ended is not None:
+                counts.ended(call.id, call.kind, call.status, call.reply, call.ended)
             if closed:
                 continue
             tokens = np.asarray(call.prompt_ids + call.ids, dtype=np.int32)
@@ -272,11 +290,12 @@ def session_event(session: str, status: str, limit: Limit | None, at: float) -> 
     return {"event": "session", "session": session, "status": status, "limit": limit, "t": at}
 
 
-def rebuild(index: SessionIndex, reader: Any) -> int:
-    """Fill the index from a `CallLogReader`; returns the number of sessions."""
+def rebuild(index: SessionIndex, reader: CallLogReader) -> int:
+    """Fill the index from the log; returns the number of sessions. The reader forgets what was taken over."""
     reader.refresh()
     names = list(reader.sessions())
     for name in names:
         state = reader.state(name)
-        index.restore(name, reader.session(name), closed=state.closed, limit=state.limit)
+        index.restore(name, reader.session(name), closed=state.closed, limit=state.limit, refused=state.refused, overflow=state.overflow)
+        reader.forget(name)
     return len(names)

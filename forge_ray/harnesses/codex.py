@@ -1,0 +1,82 @@
+"""Adapter of OpenAI's Codex CLI (`codex exec`), which speaks the responses dialect only, streamed.
+
+It is given a provider of its own rather than the built-in one: that would first try a WebSocket several times and expects special
+items when it compacts. Its home must not lie below the system's temporary directory (it then leaves out its helper programs).
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar
+
+from pydantic import Field
+
+from forge_ray.harnesses import install
+from forge_ray.harnesses.harness import Command, Harness, Launch, Missing, Options, exit_text
+
+KEY = "FORGE_RAY_KEY"
+MAX_ARGUMENT = 120_000
+"""Bytes; Linux refuses a single argument of 128 KiB."""
+
+
+class CodexOptions(Options):
+    """Options of `codex`."""
+
+    config: dict[str, Any] = Field(default_factory=dict)
+    """Further keys of Codex's `config.toml`, dotted: `{"tools.view_image": false}`."""
+
+
+class Codex(Harness):
+    Options: ClassVar[type[Options]] = CodexOptions
+    options: CodexOptions
+
+    def check(self) -> list[Missing]:
+        missing = [p for p in (install.node(), install.codex()) if not p.installed()]
+        return [Missing(f"{p.name} {p.version} is not installed", f"run {install.INSTALL} {self.name}") for p in missing]
+
+    def install(self) -> None:
+        install.install(install.node())
+        install.install(install.codex())
+
+    def configure(self, launch: Launch) -> Command:
+        node, codex = install.node(), install.codex()
+        argv = [str(node.executable), str(codex.executable), "exec", "--skip-git-repo-check", "--json", "-C", launch.workspace]
+        argv += ["--disable", "plugins", "--disable", "apps"]  # both ask hosts on the internet
+        for key, value in self.options.config.items():
+            argv += ["-c", f"{key}={json.dumps(value)}"]  # JSON's scalars and lists are TOML's
+        long = len(launch.instruction.encode()) > MAX_ARGUMENT
+        return Command(
+            argv=(*argv, *self.options.arguments, "-" if long else launch.instruction),
+            env={KEY: launch.key, "CODEX_HOME": f"{launch.home}/.codex", **self.options.environment},
+            home_files={".codex/config.toml": self._toml(launch)},
+            stdin=launch.instruction if long else None,
+            visible=(str(node.folder), str(codex.folder)),
+        )
+
+    def _toml(self, launch: Launch) -> str:
+        return "\n".join(
+            [
+                f"model = {json.dumps(launch.model)}",
+                'model_provider = "forge_ray"',
+                f"model_context_window = {launch.context_window}",
+                'approval_policy = "never"',
+                'sandbox_mode = "danger-full-access"',
+                "check_for_update_on_startup = false",
+                "",
+                "[analytics]",
+                "enabled = false",
+                "",
+                "[model_providers.forge_ray]",
+                'name = "forge_ray"',
+                f"base_url = {json.dumps(launch.openai_url)}",
+                f"env_key = {json.dumps(KEY)}",
+                'wire_api = "responses"',
+                "",
+            ]
+        )
+
+    def crashed(self, exit_code: int | None, log: str) -> str | None:
+        # With --json it ends every run it has finished by one of these events, whatever its exit code.
+        if exit_code in (0, None) or any(event in log for event in ('"type":"turn.completed"', '"type":"turn.failed"')):
+            return None
+        return exit_text(exit_code, log)

@@ -1,0 +1,172 @@
+"""What a harness adapter is: how one agent program is found, installed, pointed at the proxy and started, and how its crash looks.
+
+An adapter is a class with three questions to answer; everything else about a rollout is the same for every program. Bring your own
+as `file.py:Class`, a subclass of `Harness`:
+
+    class Mine(Harness):
+        def configure(self, launch):
+            return Command(argv=("my-agent", launch.instruction), env={"OPENAI_BASE_URL": launch.openai_url, "OPENAI_API_KEY": launch.key})
+
+Invariants: `configure` is pure (no file is touched: what it wants to exist is in the `Command`), two launches that differ in nothing but
+URL and key differ in nothing else, and an adapter never decides how a rollout went; it only says whether the program crashed.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from abc import ABC, abstractmethod
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, ClassVar, cast
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from forge_ray.errors import UserError
+
+
+@dataclass(frozen=True)
+class Launch:
+    """One rollout, as the program will meet it. Paths are those inside the sandbox."""
+
+    instruction: str
+    workspace: str
+    """The directory the task is about; the program's working directory."""
+    home: str
+    base_url: str
+    """`http://HOST:PORT/s/TOKEN`, without `/v1` and without a slash at the end."""
+    key: str
+    """API key, the same token."""
+    model: str
+    """Model name to ask for."""
+    context_window: int
+    """Tokens of prompt and reply together."""
+    max_output: int | None = None
+    """Upper bound of one reply in tokens, where the run has one."""
+
+    @property
+    def openai_url(self) -> str:
+        """Base URL as OpenAI clients want it."""
+        return f"{self.base_url}/v1"
+
+
+@dataclass(frozen=True)
+class Command:
+    """What to run, and what must be there first."""
+
+    argv: tuple[str, ...]
+    env: dict[str, str] = field(default_factory=dict)
+    """Added to the sandbox's own environment (HOME, PATH, LANG …)."""
+    home_files: dict[str, str] = field(default_factory=dict)
+    """Path relative to HOME -> text."""
+    workspace_files: dict[str, str] = field(default_factory=dict)
+    """Path relative to the workspace -> text. The verifier sees them too: prefer HOME."""
+    stdin: str | None = None
+    """Text on standard input; None = /dev/null."""
+    visible: tuple[str, ...] = ()
+    """Host paths that must be readable inside the sandbox at the same place (programs, interpreters)."""
+
+
+@dataclass(frozen=True)
+class Missing:
+    """Something the program needs and this machine lacks."""
+
+    what: str
+    fix: str
+    """A command or sentence that mends it."""
+
+    def __str__(self) -> str:
+        return f"{self.what}; {self.fix}"
+
+
+class Options(BaseModel):
+    """Base of an adapter's options; unknown ones are refused."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True)
+
+    arguments: list[str] = Field(default_factory=list)
+    """Further command-line arguments of the program."""
+    environment: dict[str, str] = Field(default_factory=dict)
+    """Further environment variables of the program."""
+
+
+class Harness(ABC):
+    """One agent program under training. Stateless but for its options."""
+
+    Options: ClassVar[type[Options]] = Options
+
+    def __init__(self, name: str, options: Options) -> None:
+        self.name, self.options = name, options
+
+    def check(self) -> list[Missing]:
+        """What is missing on this machine; empty when a rollout can start. Quick, without network."""
+        return []
+
+    def install(self) -> None:
+        """Get what `check` misses. Raises `UserError` where that takes a person."""
+        for missing in self.check():
+            raise UserError(missing.what, where=f"harness {self.name}", fix=missing.fix)
+
+    @abstractmethod
+    def configure(self, launch: Launch) -> Command:
+        """The command of one rollout."""
+
+    def crashed(self, exit_code: int | None, log: str) -> str | None:
+        """One line that says how the program crashed, or None when it ended on its own terms (be it in failure).
+
+        `exit_code` is the shell's (128 + n for signal n); None when it was killed from outside. `log` is the end of stdout and stderr.
+        """
+        return None if exit_code in (0, None) else exit_text(exit_code, log)
+
+
+def exit_text(exit_code: int | None, log: str) -> str:
+    """An exit code in words, with the last line of the log."""
+    last = next((line.strip() for line in reversed(log.splitlines()) if line.strip()), "")
+    what = {126: "could not be started", 127: "could not be found"}.get(exit_code or 0)
+    what = what or (f"died of signal {exit_code - 128}" if exit_code and exit_code > 128 else f"ended with exit code {exit_code}")
+    return f"{what}: {last[:200]}" if last else what
+
+
+BUILT_IN = {"react": "React", "codex": "Codex", "claude_code": "ClaudeCode"}
+"""Name (and module) -> class."""
+
+
+def get(name: str, options: dict[str, Any] | None = None) -> Harness:
+    """The adapter `name`: a built-in one, or `file.py:Class`. Raises `UserError` for an unknown name or option."""
+    where = f"harness {name}"
+    kind = _built_in(name) if name in BUILT_IN else _own(name, where)
+    try:
+        parsed = kind.Options.model_validate(options or {})
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(str(part) for part in first["loc"])
+        if first["type"] == "extra_forbidden":
+            raise UserError(f"unknown option {key}", where=where, fix=f"it has {', '.join(sorted(kind.Options.model_fields))}") from None
+        raise UserError(f"option {key} = {first['input']!r} is refused: {first['msg']}", where=where, fix="correct the value") from None
+    return kind(name, parsed)
+
+
+def _built_in(name: str) -> type[Harness]:
+    return getattr(importlib.import_module(f"forge_ray.harnesses.{name}"), BUILT_IN[name])
+
+
+def _own(name: str, where: str) -> type[Harness]:
+    file, separator, attribute = name.rpartition(":")
+    if not separator or not file.endswith(".py"):
+        raise UserError("no such harness", where=where, fix=f"use one of {', '.join(BUILT_IN)}, or file.py:Class")
+    path = Path(file)
+    if not path.is_file():
+        raise UserError(f"no file {path}", where=where, fix="give the path relative to the config file")
+    spec = importlib.util.spec_from_file_location(f"forge_ray_harness_{path.stem}", path)
+    assert spec is not None and spec.loader is not None  # true for every path that ends in .py
+    module = importlib.util.module_from_spec(spec)
+    sys.modules[spec.name] = module  # pydantic and dataclasses look their module up there
+    try:
+        spec.loader.exec_module(module)
+    except Exception as error:
+        raise UserError(f"{path} cannot be imported ({type(error).__name__}: {error})", where=where, fix="mend the file") from error
+    kind = getattr(module, attribute, None)
+    if not (isinstance(kind, type) and issubclass(kind, Harness)):
+        raise UserError(f"{path} has no class {attribute} derived from forge_ray.harnesses.harness.Harness", where=where, fix="add it")
+    return cast("type[Harness]", kind)

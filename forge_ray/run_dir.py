@@ -112,3 +112,20 @@ def write_atomic(path: Path, text: str, *, mode: int = 0o644) -> None:
 def write_json(path: Path, value: Any, *, mode: int = 0o644) -> None:
     """`write_atomic` of `value` as JSON; NaN is refused."""
     write_atomic(path, json.dumps(value, indent=2, allow_nan=False) + "\n", mode=mode)
+
+
+def read_state(run: RunDir) -> dict[str, Any]:
+    return json.loads(run.state.read_text())
+
+
+def next_incarnation(run: RunDir) -> int:
+    """Take a fresh incarnation number, durable before it is used. One process at a time calls this: the driver, then its Exchange."""
+    state = read_state(run)
+    state["incarnation"] += 1
+    write_json(run.state, state, mode=0o600)
+    return state["incarnation"]
+
+
+def secret(run: RunDir) -> bytes:
+    """Key of the session tokens."""
+    return bytes.fromhex(read_state(run)["secret"])

@@ -1,16 +1,14 @@
-"""Opening a run: its directory, its identity, its incarnation.
+"""Opening a run: its directory and its identity.
 
-Invariants: a run directory belongs to one config; a new run never writes into an old one; every start of a driver and of a train worker group
-takes a fresh incarnation number from `state.json`, so that a version label `<incarnation>.<step>` never names two sets of weights.
+Invariants: a run directory belongs to one config, and a new run never writes into an old one. Every start of a driver and of a train worker group
+takes a fresh incarnation number from `state.json` (`run_dir.next_incarnation`), so that a version label never names two sets of weights.
 """
 
 from __future__ import annotations
 
-import json
 import os
 import secrets
 from pathlib import Path
-from typing import Any
 
 import yaml
 
@@ -51,20 +49,3 @@ def refuse_job_copy(root: Path) -> None:
     """`ray job submit --working-dir` runs in a temporary copy that is deleted later: a run must not land there."""
     if "_ray_pkg_" in str(root) and "runtime_resources" in root.parts:
         raise UserError(f"{root} lies in the submitted job's temporary copy", where="runs", fix="give an absolute path, for example runs: ~/forge-ray-runs")
-
-
-def read(run: RunDir) -> dict[str, Any]:
-    return json.loads(run.state.read_text())
-
-
-def next_incarnation(run: RunDir) -> int:
-    """Take a fresh incarnation number; durable before it is used. One process at a time calls this (driver, then its Exchange)."""
-    state = read(run)
-    state["incarnation"] += 1
-    write_json(run.state, state, mode=0o600)
-    return state["incarnation"]
-
-
-def secret(run: RunDir) -> bytes:
-    """Key of the session tokens."""
-    return bytes.fromhex(read(run)["secret"])

@@ -3,7 +3,7 @@
 Downwards go step batches, upwards go events (weights, metrics, progress). Invariants:
 
 - The batch of step k is put once and never changed; it can be fetched again until a checkpoint of a later step exists, so a train worker
-  group that restarts trains the same batch. (The same table lies in `batches/step-…​.parquet` before it is put here.)
+  group that restarts trains the same batch. (The same table lies in `batches/step-….parquet` before it is put here.)
 - Every start of a worker group takes a fresh incarnation, so that version labels of a lost group never come back with other weights.
 - Events are numbered from 0 and kept; a reader asks for those from a number on and so never misses or repeats one.
 """
@@ -14,8 +14,7 @@ import asyncio
 from pathlib import Path
 from typing import Any
 
-from forge_ray.job.state import next_incarnation
-from forge_ray.run_dir import RunDir
+from forge_ray.run_dir import RunDir, next_incarnation
 
 CLOSED = "closed"
 
@@ -35,11 +34,9 @@ class Exchange:
         return next_incarnation(self._run)
 
     async def put_step(self, step: int, refs: list[Any], stats: dict[str, Any]) -> None:
-        """Offer the batch of `step`: one ObjectRef of an Arrow table per rank, wrapped in a list so that Ray does not resolve it."""
+        """Offer the batch of `step`: one ObjectRef of an Arrow table per rank, in a list so that Ray does not resolve it. A second offer is ignored."""
         async with self._changed:
-            if step in self._steps:
-                raise ValueError(f"the batch of step {step} is already there")
-            self._steps[step] = {"refs": refs, "stats": stats}
+            self._steps.setdefault(step, {"refs": refs, "stats": stats})
             self._changed.notify_all()
 
     async def get_step(self, step: int, rank: int) -> dict[str, Any] | str:

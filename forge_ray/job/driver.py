@@ -1,0 +1,295 @@
+"""The driver: one asyncio loop that ties a run together.
+
+    admission → RolloutPool → finished groups → step batch → train worker → weights → every replica → admission …
+
+The driver decides when; it never looks into a token. Invariants:
+
+- the batch of step k is formed once, when the version is k, from groups whose oldest trained token is at most `max_staleness` versions old; it lies
+  on disk before it is offered, so a run that starts again trains the same batch;
+- one batch is out at a time; rollouts go on meanwhile, within the admission capacity;
+- the version that admission and staleness count with moves only after every replica serves the weights.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from contextlib import suppress
+from typing import TYPE_CHECKING, Any
+
+from forge_ray.config import Config
+from forge_ray.errors import ForgeRayError
+from forge_ray.job import library
+from forge_ray.job.dispatch import Dispatch
+from forge_ray.job.evaluate import evaluate
+from forge_ray.job.scheduler import Group, Scheduler, TaskRef
+from forge_ray.outcome import RATED
+from forge_ray.rollout import RolloutRecord
+from forge_ray.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from forge_ray.report.metrics import MetricsWriter
+    from forge_ray.report.progress import Progress
+    from forge_ray.serve_proxy.client import ProxyClient
+    from forge_ray.train_loop.trainer import TrainerThread
+
+log = logging.getLogger(__name__)
+
+
+class RunFailed(ForgeRayError):
+    """The run cannot go on; the message says why and what to look at."""
+
+
+class Driver:
+    """A run between "everything is up" and "the last step is trained"."""
+
+    def __init__(
+        self, config: Config, run: RunDir, tasks: list[TaskRef], heldout: list[TaskRef], *,
+        client: ProxyClient, dispatch: Dispatch, exchange: Any, trainer: TrainerThread, metrics: MetricsWriter, progress: Progress,
+    ) -> None:
+        self.config, self.run = config, run
+        self._heldout = heldout
+        self._client, self._dispatch, self._exchange, self._trainer = client, dispatch, exchange, trainer
+        self._metrics, self._progress = metrics, progress
+        self._recordings = library.Recordings(run)
+        self._scheduler = Scheduler(config, tasks)
+        self._built: dict[int, list[Any]] = {}
+        """Group index → its records with their calls, once complete."""
+        self._wake = asyncio.Event()
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._failure: BaseException | None = None
+        self._offered: int | None = None
+        """Step whose batch the trainer has."""
+        self._evaluated: set[int] = set()
+        self._fruitless = 0
+        """Records in a row that carry no reward."""
+        self._in_flight = 0
+        self._step_started = time.time()
+        self._outcomes: dict[str, int] = {}
+        self._sampled_before = 0
+        self._step_stats: dict[str, Any] = {}
+        self.version: int | None = None
+        """Step number of the weights that every replica serves; None before the first sync."""
+
+    # --- coming up ---------------------------------------------------------------------------------------------------------------------------
+
+    async def first_weights(self) -> None:
+        """Wait for the trainer's first weights (after SFT, or of the checkpoint) and bring them into the replicas."""
+        self._spawn(self._follow_trainer())
+        while self.version is None:
+            await self._wait()
+
+    def restore(self) -> None:
+        """Take up the stored rollouts and batches of a stopped run."""
+        import pyarrow.parquet
+
+        trained: set[int] = set()
+        for file in self.run.batches.glob("step-*.parquet"):
+            trained.update(pyarrow.parquet.read_table(file, columns=["group"]).column("group").to_pylist())
+        self._scheduler.restore((r for r in library.records(self.run) if r.purpose == "train"), trained)
+
+    # --- learning ----------------------------------------------------------------------------------------------------------------------------
+
+    async def learn(self) -> None:
+        """Train until `train.steps`, evaluating in between where the config says so."""
+        assert self.version is not None
+        for group in self._scheduler.ready():
+            await self._build(group)
+        self._step_started = time.time()
+        while self.version < self.config.train.steps:
+            every = self.config.eval.every
+            if every and self.version and self.version % every == 0 and self.version not in self._evaluated:
+                self._evaluated.add(self.version)
+                await self.evaluate(f"step-{self.version}")
+            self._admit()
+            await self._offer_batch()
+            await self._wait()
+        await self._exchange.close.remote()
+        await self._trainer.wait()
+
+    async def evaluate(self, label: str) -> list[RolloutRecord]:
+        """Held-out evaluation with the weights that are being served."""
+        records: list[RolloutRecord] = []
+        total = len(self._heldout) * self.config.eval.samples * len(self.config.harnesses)
+        done = [r for r in library.records(self.run) if r.purpose == "eval" and r.key.startswith(f"eval-{label}-")]
+        async for record in evaluate(self.config, self._dispatch, self._heldout, label, done=done):
+            records.append(record)
+            self._check()
+            self._progress.evaluation(label, records, total)
+        self._metrics.append({"event": "eval", "label": label, "step": self.version, **_eval_row(records)})
+        return records
+
+    def _admit(self) -> None:
+        """Admit whole groups while the staleness bound has room, launch what is queued while slots are free."""
+        from forge_ray.train_loop.admission import capacity
+
+        train, scheduler = self.config.train, self._scheduler
+        assert self.version is not None
+        batch = train.groups_per_step * train.group_size
+        limit = self.config.rollouts.max_in_flight
+        while True:
+            free = limit - self._in_flight
+            for request in scheduler.launchable(free):
+                self._in_flight += 1
+                self._spawn(self._rollout(request))
+            total = scheduler.accepted + scheduler.running
+            # Slots of a group may wait for a free place, so the in-flight bound is applied when launching, not here.
+            room = capacity(
+                max_in_flight=total + train.group_size, running=scheduler.running, accepted=scheduler.accepted, version=self.version,
+                max_staleness=train.max_staleness, batch=batch,
+            )
+            if self._in_flight >= limit or room < train.group_size or total >= train.steps * batch:
+                return
+            scheduler.admit_group()
+
+    async def _rollout(self, request: Any) -> None:
+        try:
+            record = await self._dispatch.run(request)
+        finally:
+            self._in_flight -= 1
+        self._outcomes[record.outcome] = self._outcomes.get(record.outcome, 0) + 1
+        self._fruitless = 0 if record.outcome in RATED else self._fruitless + 1
+        if self._fruitless >= max(24, 3 * self.config.train.group_size):
+            raise RunFailed(
+                f"the last {self._fruitless} rollouts all failed; the last one: {record.outcome}: {record.detail}; see {self.run.rollouts / record.id}"
+            )
+        before = {group.index for group in self._scheduler.ready()}
+        self._scheduler.finish(record)
+        for group in self._scheduler.ready():
+            if group.index not in before:
+                await self._build(group)
+        self._progress.rollouts(self._in_flight, self._scheduler.accepted, self._outcomes)
+        self._wake.set()
+
+    async def _build(self, group: Group) -> None:
+        self._built[group.index] = await asyncio.to_thread(self._recordings.with_calls, group.records)
+
+    async def _offer_batch(self) -> None:
+        """Give the trainer the batch of the current version, if it does not have it and there are enough groups."""
+        version = self.version
+        assert version is not None
+        if self._offered == version:
+            return
+        path = library.batch_path(self.run, version)
+        if not path.exists() and not await self._form_batch(version):
+            return
+        import ray
+
+        from forge_ray.trajectories import batch, schema
+
+        table, stats = await asyncio.to_thread(schema.read_batch, path)
+        refs = [ray.put(part) for part in batch.split(table, self.config.train.workers)]
+        await self._exchange.put_step.remote(version, refs, stats)
+        self._offered = version
+        self._step_stats = stats
+
+    async def _form_batch(self, version: int) -> bool:
+        from forge_ray.trajectories import batch, schema
+
+        train = self.config.train
+        ready = [group for group in self._scheduler.ready() if group.index in self._built]
+        stale = [g for g in ready if batch.group_staleness(self._built[g.index], version, train) > train.max_staleness]
+        if stale:
+            self._scheduler.drop_stale(stale)
+            for group in stale:
+                del self._built[group.index]
+            ready = [group for group in ready if group not in stale]
+        if len(ready) < train.groups_per_step:
+            return False
+        chosen = ready[: train.groups_per_step]
+        built = await asyncio.to_thread(batch.build_step, [self._built[g.index] for g in chosen], train, version=version)
+        stats = {
+            **built.stats, "stale_groups": self._scheduler.stale_groups, "empty_groups": self._scheduler.empty_groups,
+            "outcomes": dict(self._outcomes), "collect_s": time.time() - self._step_started,
+        }
+        await asyncio.to_thread(schema.write_batch, library.batch_path(self.run, version), built.table, stats)
+        self._scheduler.take(chosen)
+        for group in chosen:
+            del self._built[group.index]
+        self._outcomes = {}
+        return True
+
+    # --- the trainer's side ------------------------------------------------------------------------------------------------------------------
+
+    async def _follow_trainer(self) -> None:
+        """Handle the trainer's events in order, for as long as it lives."""
+        number = 0
+        while not self._trainer.done():
+            events = await self._exchange.events.remote(number, 1.0)
+            for event in events:
+                number += 1
+                await self._handle(event)
+        self._trainer.check()
+
+    async def _handle(self, event: dict[str, Any]) -> None:
+        if event["kind"] == "progress":
+            self._progress.phase(event["phase"], event["detail"])
+        elif event["kind"] == "checkpoint":
+            await self._exchange.forget_before.remote(event["step"])
+        elif event["kind"] == "weights":
+            await self._new_weights(event)
+        else:
+            raise RunFailed(f"unknown trainer event {event['kind']!r}")
+
+    async def _new_weights(self, event: dict[str, Any]) -> None:
+        from forge_ray.train_loop.weight_sync import sync
+
+        started = time.time()
+        await sync(self._client, event["path"], event["version"])
+        sync_s = time.time() - started
+        trained = event.get("metrics")
+        if self.version is not None and trained is None:
+            # The worker group was restarted and went back to a checkpoint: its batches are offered again as they are.
+            log.warning("the trainer restarted at step %s", event["step"])
+        self.version, self._offered = event["step"], None
+        if trained is not None:
+            await self._report_step(event, trained, sync_s)
+        self._wake.set()
+
+    async def _report_step(self, event: dict[str, Any], trained: dict[str, Any], sync_s: float) -> None:
+        now = time.time()
+        sampled = sum(status["sampled_tokens"] for status in await self._client.status())
+        seconds = now - self._step_started
+        row = {
+            "event": "step", "step": event["step"], "version": event["version"], "time": now, **self._step_stats, **trained, "sync_s": sync_s, "step_s": seconds,
+            "rollout_tokens_per_s": max(sampled - self._sampled_before, 0) / seconds,
+        }
+        self._sampled_before, self._step_started = sampled, now
+        self._metrics.append(row)
+        self._progress.step(row)
+
+    # --- tasks and failures ------------------------------------------------------------------------------------------------------------------
+
+    def _spawn(self, work: Any) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._ended)
+
+    def _ended(self, task: asyncio.Task[None]) -> None:
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._failure = self._failure or task.exception()
+        self._wake.set()
+
+    def _check(self) -> None:
+        if self._failure is not None:
+            raise self._failure
+
+    async def _wait(self) -> None:
+        await self._wake.wait()
+        self._wake.clear()
+        self._check()
+
+    async def stop(self) -> None:
+        """Cancel what the driver itself runs."""
+        for task in list(self._tasks):
+            task.cancel()
+        for task in list(self._tasks):
+            with suppress(BaseException):
+                await task
+
+
+def _eval_row(records: list[RolloutRecord]) -> dict[str, Any]:
+    rated = [r for r in records if r.outcome in RATED]
+    return {"n": len(rated), "errors": len(records) - len(rated), "pass@1": sum((r.reward or 0) >= 1 for r in rated) / len(rated) if rated else None}

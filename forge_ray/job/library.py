@@ -1,0 +1,41 @@
+"""The run's stored rollouts: records on disk and their calls in the log.
+
+Everything here reads what other processes wrote durably, so a driver that starts again sees exactly what the stopped one saw.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forge_ray.rollout import RolloutRecord
+from forge_ray.run_dir import RunDir
+
+if TYPE_CHECKING:
+    from forge_ray.trajectories.call import Call
+
+
+def records(run: RunDir) -> Iterator[RolloutRecord]:
+    """Every finished rollout, by path name."""
+    for file in sorted(run.rollouts.glob("*/result.json")):
+        yield RolloutRecord.model_validate_json(file.read_text())
+
+
+class Recordings:
+    """Calls of finished rollouts, out of the run's call log."""
+
+    def __init__(self, run: RunDir) -> None:
+        from forge_ray.trajectories.call_log import CallLogReader
+
+        self._reader = CallLogReader(run.calls)
+
+    def with_calls(self, found: list[RolloutRecord]) -> list[tuple[RolloutRecord, list[Call]]]:
+        """Each record with its calls by completion. Blocking file reads: call it in a thread."""
+        self._reader.refresh()
+        return [(record, self._reader.session(record.id)) for record in found]
+
+
+def batch_path(run: RunDir, step: int) -> Path:
+    """Where the batch of `step` lies; written once, before it is trained."""
+    return run.batches / f"step-{step:06d}.parquet"

@@ -1,0 +1,204 @@
+"""Which rollouts are wanted, which have come, which groups can be trained: a state machine without Ray and without a clock.
+
+A group is `train.group_size` rollouts of one (task, harness) pair. Group g's pair follows from the seed alone, so a resumed run goes on with the
+same pairs. Invariants:
+
+- a group is admitted whole; `admitted − finished` counts what is queued or running;
+- each slot of a group ends exactly once: with a record that is trained, or dropped after its retries;
+- a group is complete when every slot has ended; it is ready if at least one record may be trained;
+- a rollout is used by at most one step: a taken group never comes back.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+
+from forge_ray.config import Config
+from forge_ray.outcome import Treatment, treatment
+from forge_ray.rollout import RolloutRecord, RolloutRequest
+
+
+@dataclass(frozen=True)
+class TaskRef:
+    """A task as the scheduler knows it."""
+
+    name: str
+    path: str
+
+
+@dataclass
+class Group:
+    """One group and its slots, by slot number."""
+
+    index: int
+    task: TaskRef
+    harness: str
+    size: int
+    accepted: dict[int, RolloutRecord] = field(default_factory=dict)
+    dropped: dict[int, RolloutRecord] = field(default_factory=dict)
+    cancelled: bool = False
+    """A record said `drop_group`."""
+
+    @property
+    def complete(self) -> bool:
+        return len(self.accepted) + len(self.dropped) == self.size
+
+    @property
+    def records(self) -> list[RolloutRecord]:
+        """Records to train, by slot."""
+        return [] if self.cancelled else [self.accepted[slot] for slot in sorted(self.accepted)]
+
+    def key(self, slot: int) -> str:
+        return f"g{self.index:05d}-{slot}"
+
+    def request(self, slot: int, attempt: int) -> RolloutRequest:
+        return RolloutRequest(
+            key=self.key(slot), purpose="train", task=self.task.path, task_name=self.task.name, harness=self.harness, group=self.index, attempt=attempt
+        )
+
+
+def pair(index: int, tasks: list[TaskRef], harnesses: list[str], seed: int) -> tuple[TaskRef, str]:
+    """The (task, harness) of group `index`: epochs over all pairs, each in an order of its own."""
+    pairs = [(task, harness) for task in tasks for harness in harnesses]
+    epoch, place = divmod(index, len(pairs))
+    random.Random(f"{seed}/{epoch}").shuffle(pairs)
+    return pairs[place]
+
+
+class Scheduler:
+    """The groups of a run."""
+
+    def __init__(self, config: Config, tasks: list[TaskRef]) -> None:
+        self._config = config
+        self._tasks = tasks
+        self._harnesses = [harness.name for harness in config.harnesses]
+        self._open: dict[int, Group] = {}
+        self._ready: list[Group] = []
+        self._next = 0
+        self._first_attempt: dict[str, int] = {}
+        self._waiting: list[RolloutRequest] = []
+        self.accepted = 0
+        """Trainable rollouts so far, trained ones included, dropped groups' not."""
+        self.running = 0
+        """Admitted and not ended: queued or in flight."""
+        self.stale_groups = 0
+        self.empty_groups = 0
+        """Complete groups with nothing to train."""
+
+    def restore(self, records: Iterable[RolloutRecord], trained_groups: Iterable[int], dropped_groups: Iterable[int] = ()) -> None:
+        """Take up a stopped run: `records` are its stored training rollouts, `trained_groups` those that a step batch holds."""
+        trained, gone = set(trained_groups), set(dropped_groups)
+        by_group: dict[int, list[RolloutRecord]] = {}
+        for record in records:
+            if record.group is not None:
+                by_group.setdefault(record.group, []).append(record)
+        self._next = max([-1, *by_group, *trained, *gone]) + 1
+        for index in range(self._next):
+            if index in gone:
+                continue
+            group = self._group(index)
+            for record in sorted(by_group.get(index, []), key=lambda r: r.attempt):
+                self._take_in(group, record)
+            self.accepted += len(group.accepted)
+            if index in trained:
+                continue
+            if group.complete:
+                self._close(group)
+                continue
+            self._open[index] = group
+            for slot in range(group.size):
+                if slot not in group.accepted and slot not in group.dropped:
+                    self._admit(group.request(slot, self._first_attempt.get(group.key(slot), 0)))
+
+    def admit_group(self) -> None:
+        """Queue the rollouts of one further group."""
+        group = self._group(self._next)
+        self._open[self._next] = group
+        self._next += 1
+        for slot in range(group.size):
+            self._admit(group.request(slot, 0))
+
+    def launchable(self, free: int) -> list[RolloutRequest]:
+        """Up to `free` queued requests, oldest first; they count as running until `finish`."""
+        taken, self._waiting = self._waiting[: max(free, 0)], self._waiting[max(free, 0) :]
+        return taken
+
+    @property
+    def waiting(self) -> int:
+        """Queued, not launched."""
+        return len(self._waiting)
+
+    @property
+    def admitted_groups(self) -> int:
+        return self._next
+
+    def finish(self, record: RolloutRecord) -> None:
+        """A launched rollout has ended: it is accepted, dropped, or queued for another attempt."""
+        assert record.group is not None
+        group = self._open[record.group]
+        self.running -= 1
+        before = len(group.accepted)
+        retry = self._take_in(group, record)
+        self.accepted += len(group.accepted) - before
+        if retry is not None:
+            self._admit(retry, first=True)
+        if group.complete:
+            del self._open[group.index]
+            self._close(group)
+
+    def ready(self) -> list[Group]:
+        """Complete groups with something to train, in the order of completion."""
+        return list(self._ready)
+
+    def take(self, groups: Iterable[Group]) -> None:
+        """These groups go into a step batch."""
+        self._remove(groups)
+
+    def drop_stale(self, groups: Iterable[Group]) -> None:
+        """These groups are too old to be trained: they are counted and replaced by new ones."""
+        for group in self._remove(groups):
+            self.stale_groups += 1
+            self.accepted -= len(group.accepted)
+
+    def _remove(self, groups: Iterable[Group]) -> list[Group]:
+        gone = {group.index for group in groups}
+        removed = [group for group in self._ready if group.index in gone]
+        self._ready = [group for group in self._ready if group.index not in gone]
+        return removed
+
+    def _group(self, index: int) -> Group:
+        task, harness = pair(index, self._tasks, self._harnesses, self._config.seed)
+        return Group(index, task, harness, self._config.train.group_size)
+
+    def _admit(self, request: RolloutRequest, *, first: bool = False) -> None:
+        self.running += 1
+        self._waiting.insert(0, request) if first else self._waiting.append(request)
+
+    def _take_in(self, group: Group, record: RolloutRecord) -> RolloutRequest | None:
+        """Place `record` in its group; the request of the next attempt if there shall be one."""
+        slot = int(record.key.rpartition("-")[2])
+        self._first_attempt[record.key] = record.attempt + 1
+        if slot in group.accepted:
+            return None
+        rollouts = self._config.rollouts
+        todo = treatment(record.outcome, rollouts.preset, rollouts.on_outcome)
+        if todo is Treatment.TRAIN:
+            if record.reward is None:
+                raise ValueError(f"{record.id} ended {record.outcome} without a reward and cannot be trained")
+            group.dropped.pop(slot, None)
+            group.accepted[slot] = record
+        elif todo is Treatment.RETRY and record.attempt < rollouts.retries:
+            return group.request(slot, record.attempt + 1)
+        else:
+            group.dropped[slot] = record
+            group.cancelled = group.cancelled or todo is Treatment.DROP_GROUP
+        return None
+
+    def _close(self, group: Group) -> None:
+        if group.records:
+            self._ready.append(group)
+        else:
+            self.empty_groups += 1
+            self.accepted -= len(group.accepted)

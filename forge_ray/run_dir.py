@@ -35,6 +35,11 @@ class RunDir:
         return self.root / "metrics.jsonl"
 
     @property
+    def phases(self) -> Path:
+        """One JSON line per finished phase of the driver: which, when, how long."""
+        return self.root / "phases.jsonl"
+
+    @property
     def log(self) -> Path:
         return self.root / "run.log"
 

@@ -1,0 +1,131 @@
+"""`metrics.jsonl`: one line per training step.
+
+Invariants: a line is on disk when `append` returns; the file holds strict JSON (NaN and infinity become null); a line that a crash
+cut off is removed when the file is opened again. After a resume a step may be written a second time: readers take the last line of
+each step, which is the one in the lineage of the final checkpoint.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from forge_ray.report.statistics import PassRate
+
+
+class StepMetrics(BaseModel):
+    """What is known about one training step. None: not measured in this step."""
+
+    model_config = ConfigDict(extra="allow", use_attribute_docstrings=True)
+
+    step: int
+    """Number of the step, from 1."""
+    version: str = ""
+    """Weight version that the step produced, `<incarnation>.<step>`."""
+    seconds: float | None = None
+    """Wall seconds since the step before ended."""
+    reward_mean: float | None = None
+    """Mean terminal reward of the trained rollouts."""
+    reward_ci: float | None = None
+    """Half width of its 95 % interval, over trajectories."""
+    pass_rate: float | None = None
+    """Share of the trained rollouts with a reward of at least 1."""
+    rollouts: dict[str, int] = Field(default_factory=dict)
+    """Rollouts that ended since the step before, by outcome class."""
+    groups: int | None = None
+    """Groups in the batch."""
+    degenerate_groups: int | None = None
+    """Groups of them that teach nothing: all rewards equal, or fewer than two rollouts."""
+    staleness_mean: float | None = None
+    """Mean over the trained tokens of (version − version that sampled the token)."""
+    staleness_max: int | None = None
+    rollout_tokens_per_s: float | None = None
+    """Sampled tokens of the rollouts that ended, per wall second of the step."""
+    train_tokens_per_s: float | None = None
+    """Trained tokens per second of training."""
+    tokens: int | None = None
+    """Trained tokens of the batch (sampled and not masked)."""
+    samples_per_rollout: float | None = None
+    loss: float | None = None
+    kl: float | None = None
+    """k3 estimate of KL(policy || reference), mean over tokens."""
+    entropy: float | None = None
+    clip_fraction: float | None = None
+    """Share of the tokens whose ratio was clipped."""
+    grad_norm: float | None = None
+    """Before clipping."""
+    lr: float | None = None
+    logprob_diff: float | None = None
+    """Mean |rollout − trainer logprob| over tokens sampled by the version that is trained."""
+    sync_s: float | None = None
+    """Seconds of the weight update, all replicas."""
+    wait_s: float | None = None
+    """Seconds the learner waited for rollouts."""
+    train_s: float | None = None
+    """Seconds of forward, backward and optimizer."""
+    heldout: PassRate | None = None
+    """Held-out evaluation made right after this step, where there was one."""
+
+
+def finite(value: Any) -> Any:
+    """`value` with every NaN and infinity, at any depth, replaced by None: JSON has neither."""
+    if isinstance(value, float):
+        return value if math.isfinite(value) else None
+    if isinstance(value, dict):
+        return {str(key): finite(item) for key, item in value.items()}
+    if isinstance(value, list | tuple):
+        return [finite(item) for item in value]
+    return value
+
+
+class MetricsWriter:
+    """Appends to a `metrics.jsonl`. One writer at a time: the driver."""
+
+    def __init__(self, path: Path) -> None:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
+        data = path.read_bytes()
+        whole = data.rfind(b"\n") + 1
+        if whole != len(data):
+            os.ftruncate(self._file, whole)
+
+    def append(self, metrics: StepMetrics) -> None:
+        """Write one line and sync it."""
+        line = json.dumps(finite(metrics.model_dump(by_alias=True)), allow_nan=False, separators=(",", ":"))
+        data = memoryview(line.encode() + b"\n")
+        while data:
+            data = data[os.write(self._file, data) :]
+        os.fdatasync(self._file)
+
+    def close(self) -> None:
+        os.close(self._file)
+
+    def __enter__(self) -> MetricsWriter:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _lines(path: Path) -> Iterator[StepMetrics]:
+    if not path.is_file():
+        return
+    for line in path.read_bytes().splitlines(keepends=True):
+        if not line.endswith(b"\n"):
+            return
+        try:
+            yield StepMetrics.model_validate_json(line)
+        except ValidationError:
+            continue  # written by hand or by another program; a report shows the rest
+
+
+def read_metrics(path: Path) -> list[StepMetrics]:
+    """The steps in `path` in their order, the last line of each; empty where the file is missing."""
+    steps = {metrics.step: metrics for metrics in _lines(path)}
+    return [steps[step] for step in sorted(steps)]

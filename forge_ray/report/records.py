@@ -1,0 +1,80 @@
+"""The rollouts of a run directory as the report sees them."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections import Counter
+from collections.abc import Iterable
+from functools import lru_cache
+from pathlib import Path
+
+from pydantic import ValidationError
+
+from forge_ray.outcome import RATED
+from forge_ray.report.statistics import PassRate, pass_rate
+from forge_ray.rollout import RolloutRecord
+from forge_ray.run_dir import RunDir
+
+_EVALUATION = re.compile(r"eval-([A-Za-z0-9_]+)-.+")
+
+PASS = 1.0
+"""A rollout passes with a reward of at least this."""
+
+
+def read_records(run: RunDir) -> list[RolloutRecord]:
+    """Every `rollouts/<id>/result.json`, by the time the rollout started; files that are not readable as one are left out."""
+    records = []
+    for file in run.rollouts.glob("*/result.json"):
+        try:
+            records.append(RolloutRecord.model_validate_json(file.read_bytes()))
+        except (OSError, ValidationError):
+            continue
+    return sorted(records, key=lambda record: (record.started, record.id))
+
+
+def evaluation(record: RolloutRecord) -> str | None:
+    """The label of the evaluation that the rollout belongs to (`before`, `after`, …): key `eval-<label>-<task>-<sample>`."""
+    match = _EVALUATION.fullmatch(record.key) if record.purpose == "eval" else None
+    return match[1] if match else None
+
+
+def passed(record: RolloutRecord) -> bool:
+    return record.reward is not None and record.reward >= PASS
+
+
+def evaluations(records: Iterable[RolloutRecord]) -> dict[str, list[RolloutRecord]]:
+    """Rated evaluation rollouts by label, in the order of the labels' first rollout; of each key the last rated attempt."""
+    found: dict[str, dict[str, RolloutRecord]] = {}
+    for record in records:
+        label = evaluation(record)
+        if label is None or record.outcome not in RATED or record.reward is None:
+            continue
+        best = found.setdefault(label, {}).get(record.key)
+        if best is None or record.attempt >= best.attempt:
+            found[label][record.key] = record
+    return {label: list(by_key.values()) for label, by_key in found.items()}
+
+
+def pass_at_1(records: Iterable[RolloutRecord]) -> PassRate | None:
+    """pass@1 with its interval over the tasks of rated `records`."""
+    by_task: dict[str, list[bool]] = {}
+    for record in records:
+        by_task.setdefault(record.task_name, []).append(passed(record))
+    return pass_rate(by_task)
+
+
+def outcomes(records: Iterable[RolloutRecord]) -> dict[str, int]:
+    """Rollouts (every attempt counts) by outcome class, the most frequent first."""
+    return dict(Counter(record.outcome.value for record in records).most_common())
+
+
+@lru_cache(maxsize=4096)
+def family(task: str) -> str | None:
+    """`[metadata] family` (else `category`) of the task directory `task`; None where it says none or cannot be read."""
+    try:
+        metadata = tomllib.loads((Path(task) / "task.toml").read_text()).get("metadata", {})
+    except (OSError, ValueError):
+        return None
+    name = metadata.get("family", metadata.get("category")) if isinstance(metadata, dict) else None
+    return name if isinstance(name, str) else None

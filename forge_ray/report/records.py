@@ -16,7 +16,7 @@ from forge_ray.report.statistics import PassRate, pass_rate
 from forge_ray.rollout import RolloutRecord
 from forge_ray.run_dir import RunDir
 
-_EVALUATION = re.compile(r"eval-([A-Za-z0-9_]+)-.+")
+_EVALUATION = re.compile(r"eval-(step-\d+|[A-Za-z0-9_]+)-.+")
 
 PASS = 1.0
 """A rollout passes with a reward of at least this."""
@@ -34,7 +34,7 @@ def read_records(run: RunDir) -> list[RolloutRecord]:
 
 
 def evaluation(record: RolloutRecord) -> str | None:
-    """The label of the evaluation that the rollout belongs to (`before`, `after`, …): key `eval-<label>-<task>-<sample>`."""
+    """The label of the evaluation that the rollout belongs to (`before`, `after`, `step-12`, …): key `eval-<label>-<task>-<sample>`."""
     match = _EVALUATION.fullmatch(record.key) if record.purpose == "eval" else None
     return match[1] if match else None
 

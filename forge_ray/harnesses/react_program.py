@@ -44,7 +44,7 @@ DONE, TURN_LIMIT, REFUSED, UNREACHABLE = 0, 3, 4, 5
 KEPT_BYTES = 4 * 2**20
 """Bytes of a command's output that are kept; the rest is read and dropped, so that the command does not block."""
 
-_BASH_PREFIX = re.compile(r"^bash: line \d+: ", re.MULTILINE)
+_BASH_PREFIX = re.compile(r"bash: line \d+: ")
 
 
 # --- messages -------------------------------------------------------------------------------------------------------------------
@@ -75,7 +75,7 @@ def tool_message(call_id: str, text: str) -> dict[str, Any]:
 
 
 def tool_text(raw: str, limit: int) -> str:
-    """What the model sees of a command's output: without bash's own "bash: line N: ", stripped, the first `limit` characters."""
+    """What the model sees of a command's output: without every "bash: line N: ", stripped, the first `limit` characters."""
     return _BASH_PREFIX.sub("", raw).strip()[:limit]
 
 

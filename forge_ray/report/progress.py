@@ -1,5 +1,5 @@
-"""Live progress on a terminal: a rich table of the last steps with a status line. Where the output is no terminal, or one too narrow for the
-table, a plain line per step.
+"""Live progress on a terminal: a rich table of the last steps with a status line. Where the output is no terminal, or one that is too
+narrow for the table, a plain line per step.
 
 Plain lines are rare on purpose: a phase reports at most every `PLAIN_SECONDS`, a step once. The object is used from the driver's loop only.
 """
@@ -14,6 +14,7 @@ from typing import Any
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
+from rich.measure import Measurement
 from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
@@ -25,7 +26,6 @@ from forge_ray.rollout import RolloutRecord
 
 PLAIN_SECONDS = 10.0
 SHOWN_STEPS = 12
-TABLE_WIDTH = 116
 
 
 def _number(value: float | None, form: str) -> str:
@@ -127,10 +127,9 @@ class Progress:
         """A training step ended."""
         step = row if isinstance(row, StepMetrics) else StepMetrics.model_validate(finite(dict(row)))
         self._steps.append(step)
-        if self._live is not None and self.console.width >= TABLE_WIDTH:
-            self._refresh()
-        else:
+        if self._live is None or not self._fits(self._table()):
             self.note(step_line(step, self.total))
+        self._refresh()
 
     def note(self, text: str) -> None:
         """One line that stays."""
@@ -150,15 +149,23 @@ class Progress:
         if self._live is not None:
             self._live.update(self._view())
 
+    def _fits(self, table: Table) -> bool:
+        return Measurement.get(self.console, self.console.options.update_width(1000), table).maximum <= self.console.width
+
+    def _table(self) -> Table:
+        title = f"{self.title}  step {self._steps[-1].step}" + (f" of {self.total}" if self.total else "")
+        table = Table(
+            title=title.strip(), title_justify="left", header_style="bold", box=box.SIMPLE_HEAD, padding=(0, 0, 0, 1), show_edge=False
+        )
+        for name, _ in COLUMNS:
+            table.add_column(name, justify="right", no_wrap=True)
+        for step in self._steps:
+            table.add_row(*(text(step) for _, text in COLUMNS))
+        return table
+
     def _view(self) -> RenderableType:
         parts: list[RenderableType] = []
-        if self._steps and self.console.width >= TABLE_WIDTH:
-            title = f"{self.title}  step {self._steps[-1].step}" + (f" of {self.total}" if self.total else "")
-            table = Table(title=title.strip(), title_justify="left", header_style="bold", pad_edge=False, box=box.SIMPLE_HEAD)
-            for name, _ in COLUMNS:
-                table.add_column(name, justify="right", no_wrap=True)
-            for step in self._steps:
-                table.add_row(*(text(step) for _, text in COLUMNS))
+        if self._steps and self._fits(table := self._table()):
             parts.append(table)
         parts.extend(Text.assemble((name, "bold"), " ", detail) for name, detail in self._phases.items())
         return Group(*parts)

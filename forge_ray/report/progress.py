@@ -14,8 +14,8 @@ from typing import Any
 from rich import box
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
-from rich.measure import Measurement
 from rich.markup import escape
+from rich.measure import Measurement
 from rich.table import Table
 from rich.text import Text
 
@@ -52,8 +52,7 @@ COLUMNS: tuple[tuple[str, Callable[[StepMetrics], str]], ...] = (
     ("pass", lambda s: _number(s.pass_rate, ".2f")),
     ("ok/trunc/err", lambda s: ended(s.outcomes)),
     ("staleness", _staleness),
-    ("rollout tok/s", lambda s: _number(s.rollout_tokens_per_s, ".0f")),
-    ("train tok/s", lambda s: _number(s.train_tokens_per_s, ".0f")),
+    ("tok/s roll/train", lambda s: f"{_number(s.rollout_tokens_per_s, '.0f')}/{_number(s.train_tokens_per_s, '.0f')}"),
     ("loss", lambda s: _number(s.loss, "+.4f")),
     ("KL", lambda s: _number(s.kl, ".4f")),
     ("|Δ logprob|", lambda s: _number(s.logprob_diff, ".1e")),

@@ -1,0 +1,146 @@
+"""What a verifier leaves behind: the reward files of Harbor's contract, parsed strictly.
+
+`reward.json` (a flat object of finite numbers; `true` is 1.0) wins over `reward.txt` (one finite number, named `reward`). A malformed
+`reward.json` does not fall back to `reward.txt`. There is no default: whatever is not a valid reward is a typed `VerifierError`, and the rollout ends
+in outcome `verifier`. The exit status of `test.sh` says nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+import re
+import stat
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from forge_ray.errors import ForgeRayError
+
+MAX_BYTES = 1 << 20
+"""Largest reward file that is read."""
+
+_NUMBER = re.compile(r"[+-]?(\d+(\.\d*)?|\.\d+)([eE][+-]?\d+)?", re.ASCII)
+
+
+class VerifierError(ForgeRayError):
+    """The verifier gave no valid reward. One line."""
+
+
+class VerifierTimeout(VerifierError):
+    """Its time limit ended it; a reward that it wrote before is not used."""
+
+
+class VerifierKilled(VerifierError):
+    """Another limit of the sandbox ended it."""
+
+
+class RewardMissing(VerifierError):
+    """No reward file."""
+
+
+class RewardEmpty(VerifierError):
+    """A reward file without a reward in it (empty, white space, `{}`)."""
+
+
+class RewardMalformed(VerifierError):
+    """Not a number, not JSON, not a flat object, not a regular file, or too large."""
+
+
+class RewardNotANumber(VerifierError):
+    """A value in the object is no number (text, null, list, object)."""
+
+
+class RewardNotFinite(VerifierError):
+    """NaN, an infinity, or a number beyond a double."""
+
+
+class RewardAmbiguous(VerifierError):
+    """Several named numbers and none is called `reward`: the terminal reward is unknown."""
+
+
+@dataclass(frozen=True)
+class Rewards:
+    """A verdict."""
+
+    reward: float
+    """The terminal reward r_T: the number named `reward`, or the only one."""
+    rewards: dict[str, float] = field(default_factory=dict)
+    """Every named number."""
+
+
+def parse_rewards(directory: Path) -> Rewards:
+    """Read the verdict from `directory` (the verifier's /logs/verifier). Links are not followed. Raises `VerifierError`."""
+    content = _read(directory / "reward.json")
+    if content is not None:
+        return _from_json(content)
+    content = _read(directory / "reward.txt")
+    if content is not None:
+        number = _from_text(content)
+        return Rewards(number, {"reward": number})
+    raise RewardMissing("the verifier wrote neither reward.json nor reward.txt")
+
+
+def _read(path: Path) -> bytes | None:
+    try:
+        # O_NONBLOCK: a FIFO of that name must not hold us up.
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise RewardMalformed(f"{path.name} cannot be read ({error.strerror})") from None
+    with open(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+            raise RewardMalformed(f"{path.name} is no regular file")
+        content = file.read(MAX_BYTES + 1)
+    if len(content) > MAX_BYTES:
+        raise RewardMalformed(f"{path.name} is larger than {MAX_BYTES} bytes")
+    if not content.strip():
+        raise RewardEmpty(f"{path.name} is empty")
+    return content
+
+
+def _from_text(content: bytes) -> float:
+    text = content.decode("utf-8-sig", "replace").strip()
+    if re.fullmatch(r"[+-]?(nan|inf|infinity)", text, re.IGNORECASE):
+        raise RewardNotFinite(f"reward.txt holds {text}")
+    if not _NUMBER.fullmatch(text):
+        raise RewardMalformed(f"reward.txt holds {_short(text)} and not one number")
+    return _finite("reward.txt", "reward", float(text))
+
+
+def _from_json(content: bytes) -> Rewards:
+    try:
+        value = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise RewardMalformed(f"reward.json is not JSON ({' '.join(str(error).split())})") from None
+    if not isinstance(value, dict):
+        raise RewardMalformed(f"reward.json holds {_short(value)} and not an object of named numbers")
+    if not value:
+        raise RewardEmpty("reward.json holds no reward: {}")
+    rewards = {}
+    for key, number in value.items():
+        if not isinstance(number, int | float):  # a bool is an int
+            raise RewardNotANumber(f"reward.json: {key!r} is {_short(number)} and not a number")
+        rewards[key] = _finite("reward.json", key, number)
+    if "reward" in rewards:
+        return Rewards(rewards["reward"], rewards)
+    if len(rewards) == 1:
+        return Rewards(next(iter(rewards.values())), rewards)
+    raise RewardAmbiguous(f"reward.json names {', '.join(map(repr, rewards))}, and none is 'reward'")
+
+
+def _finite(file: str, key: str, value: float) -> float:
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise RewardNotFinite(f"{file}: {key!r} is {_short(value)}")
+    return number
+
+
+def _short(value: Any) -> str:
+    text = repr(value) if not isinstance(value, int) or value.bit_length() < 1000 else "a very large integer"
+    return text if len(text) <= 60 else f"{text[:57]}…"

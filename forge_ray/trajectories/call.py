@@ -100,5 +100,6 @@ class Call:
 
 
 def version_step(label: str) -> int:
-    """Step number of a version label `<incarnation>.<step>`."""
-    return int(label.rpartition(".")[2])
+    """Step number of a version label `<incarnation>.<step>`; `<incarnation>.init`, the weights that a replica started with, is step 0."""
+    step = label.rpartition(".")[2]
+    return 0 if step == "init" else int(step)

@@ -1,0 +1,117 @@
+"""The Arrow schema of samples: one row per sample, the same on the wire, in Parquet and in a Ray Dataset.
+
+Columns (T = number of tokens of the row; lists are per token and of equal length):
+
+    column       type           unit, shape                  from
+    rollout      string         rollout id                   RolloutRecord.id (= session id of the calls)
+    group        int64          group number                 RolloutRecord.group
+    task         string         task name                    RolloutRecord.task_name
+    harness      string         harness name                 RolloutRecord.harness
+    sample       int32          index in the rollout         builder
+    samples      int32          samples of the rollout       builder
+    ids          list<int32>    token ids, (T,)              Call.prompt_ids, Call.ids
+    mask         list<bool>     (T,)                         sampled by a trainable call that is in scope
+    logprobs     list<float32>  nats, (T,)                   Call.logprobs where mask, else 0
+    steps        list<int32>    weight updates, (T,)         Call.spans where mask, else -1
+    temperature  list<float32>  (T,)                         Call.sampling where mask, else 1
+    call         list<int32>    ordinal by completion, (T,)  the sampling call where mask, else -1
+    advantage    list<float32>  (T,)                         gamma^(T-t) of the call times the trajectory's advantage, else 0
+    weight       list<float32>  (T,)                         weight of the call's kind; 0: not in the loss (also: degenerate group)
+    reward       float64        terminal reward r_T          RolloutRecord.reward
+
+The loss takes the positions with `weight` > 0, which all have `mask` true. No list holds a null. Types never follow from the data,
+so a file whose `group` is null in every row has the same schema as any other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import tempfile
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+from forge_ray.errors import ForgeRayError
+
+
+def _tokens(kind: pa.DataType) -> pa.DataType:
+    # Named as Parquet names it, so that a file reads back with an equal schema.
+    return pa.list_(pa.field("element", kind))
+
+
+SCHEMA = pa.schema(
+    [
+        pa.field("rollout", pa.string(), nullable=False),
+        pa.field("group", pa.int64()),
+        pa.field("task", pa.string(), nullable=False),
+        pa.field("harness", pa.string(), nullable=False),
+        pa.field("sample", pa.int32(), nullable=False),
+        pa.field("samples", pa.int32(), nullable=False),
+        pa.field("ids", _tokens(pa.int32()), nullable=False),
+        pa.field("mask", _tokens(pa.bool_()), nullable=False),
+        pa.field("logprobs", _tokens(pa.float32()), nullable=False),
+        pa.field("steps", _tokens(pa.int32()), nullable=False),
+        pa.field("temperature", _tokens(pa.float32()), nullable=False),
+        pa.field("call", _tokens(pa.int32()), nullable=False),
+        pa.field("advantage", _tokens(pa.float32()), nullable=False),
+        pa.field("weight", _tokens(pa.float32()), nullable=False),
+        pa.field("reward", pa.float64()),
+    ],
+    metadata={"forge_ray.samples": "1"},
+)
+"""Version 1. A change of meaning raises the number in the metadata."""
+
+STATS = b"forge_ray.stats"
+"""Key of a file's metadata with the batch's stats as JSON."""
+
+
+class SchemaError(ForgeRayError):
+    """A table or file that is no table of samples."""
+
+
+def write_batch(path: Path, table: pa.Table, stats: Mapping[str, Any] | None = None) -> None:
+    """Write samples and what is known about them (`stats`, JSON values) to `path`, whole or not at all, on disk when it returns."""
+    table = conform(table)
+    table = table.replace_schema_metadata({**(table.schema.metadata or {}), STATS: json.dumps(dict(stats or {})).encode()})
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as file:
+            pq.write_table(table, file)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        Path(temporary).unlink(missing_ok=True)
+        raise
+    directory = os.open(path.parent, os.O_RDONLY)
+    try:
+        os.fsync(directory)
+    finally:
+        os.close(directory)
+
+
+def read_batch(path: Path) -> tuple[pa.Table, dict[str, Any]]:
+    """Samples and stats of one file; raises `SchemaError` where it holds something else."""
+    try:
+        table = pq.read_table(path)
+        stats = json.loads((table.schema.metadata or {}).get(STATS, b"{}"))
+    except (pa.ArrowInvalid, ValueError) as error:
+        raise SchemaError(f"{path} holds no samples: {error}") from error
+    return conform(table), stats
+
+
+def conform(table: pa.Table) -> pa.Table:
+    """The same rows with exactly `SCHEMA` (columns in order, nullability and metadata that other tools may have dropped put back)."""
+    missing = [name for name in SCHEMA.names if name not in table.column_names]
+    if missing:
+        raise SchemaError(f"not a table of samples: column {missing[0]} is missing")
+    try:
+        return table.select(SCHEMA.names).cast(SCHEMA)
+    except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
+        raise SchemaError(f"not a table of samples: {error}") from error

@@ -6,10 +6,10 @@ A script is a JSON list of rules. For each call the first rule that fits the pro
      {"if": "…", "turn": 1, "ids": [17, 4, 2]},
      {"turn": 2, "say": "a long answer", "fault": "fail", "after": 3}]
 
-`if` absent fits every prompt; `turn` is the number of assistant messages in the prompt, absent fits every turn. `say` is tokenised and ends with
-the tokenizer's end token; `ids` are sampled as they stand. A prompt that no rule fits is answered with "done.". Faults act once `after` tokens
-were given: `fail` raises in the engine, `hang` gives nothing more until the call is aborted, `die` kills the replica's process.
-`delay_s` waits before each token. The model's own chat template, tool parser and stop handling apply, as they do to sampled text.
+`if` absent fits every prompt; `turn` is the number of assistant messages in the prompt, absent fits every turn. `say` is tokenised and
+ends with the tokenizer's end token; `ids` are sampled as they stand. A prompt that no rule fits is answered with "done.". Faults act once
+`after` tokens were given: `fail` raises in the engine, `hang` gives nothing more until the call is aborted, `die` kills the replica's
+process. `delay_s` waits before each token. The model's own chat template, tool parser and stop handling apply, as they do to sampled text.
 """
 
 from __future__ import annotations

@@ -1,0 +1,486 @@
+"""Everything that touches vLLM's internals, so that an upgrade of vLLM touches one file. Written against vLLM 0.32.
+
+- `parse_arguments`, `make_engine` and `make_app` make vLLM's own API server app over an engine of ours.
+- `Recording` is the mixin that puts the engine tap (`recording.Recorder`) around `generate`. `RecordingLLM` is AsyncLLM with it,
+  `ScriptedLLM` an engine without a model that answers from a script.
+- `FileWeights` is the weight-transfer backend that reads a safetensors file, for machines where none of vLLM's own runs.
+
+In the engine's worker process this module is imported as the home of `WorkerExtension`: that registers the backend there and ties
+the worker's life to the replica's.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+from argparse import Namespace
+from collections.abc import AsyncGenerator, Iterable, Iterator
+from contextlib import aclosing
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+import torch
+from vllm.distributed.weight_transfer.base import (
+    WeightTransferEngine,
+    WeightTransferInitInfo,
+    WeightTransferInitRequest,
+    WeightTransferUpdateInfo,
+    WeightTransferUpdateRequest,
+)
+from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.engine.arg_utils import AsyncEngineArgs
+from vllm.engine.protocol import EngineClient
+from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
+from vllm.logprobs import Logprob
+from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
+from vllm.sampling_params import RequestOutputKind, SamplingParams
+from vllm.v1.engine.async_llm import AsyncLLM
+
+from forge_ray.config import Config, EvalSampling, Sampling
+from forge_ray.errors import ForgeRayError, UserError
+from forge_ray.serve_proxy import lifeline
+from forge_ray.serve_proxy.arguments import command_line
+from forge_ray.serve_proxy.identity import CallContext, current
+from forge_ray.serve_proxy.recording import PromptTooLong, Recorder, forced
+from forge_ray.serve_proxy.scripted_engine import Rule, ScriptedFault, choose, load_script, logprob
+
+REFUSALS: tuple[type[BaseException], ...] = (VLLMClientError, GracefulHTTPError)
+"""Exceptions that mean that a request was invalid or not admitted, not that the engine failed."""
+TASKS = ("generate",)
+FILE_BACKEND = "forge_ray_file"
+KEPT = (
+    "max_tokens",
+    "stop",
+    "stop_token_ids",
+    "include_stop_str_in_output",
+    "detokenize",
+    "skip_special_tokens",
+    "spaces_between_special_tokens",
+    "output_kind",
+    "stream_interval",
+    "prompt_logprobs",
+    "structured_outputs",
+)
+"""Fields of the request's sampling parameters that stay: where the output ends, how it is rendered, and the grammar (which is recorded)."""
+RECORDED = (
+    "temperature",
+    "top_p",
+    "top_k",
+    "min_p",
+    "presence_penalty",
+    "frequency_penalty",
+    "repetition_penalty",
+    "seed",
+    "min_tokens",
+    "ignore_eos",
+    "stop",
+    "stop_token_ids",
+    "logit_bias",
+    "allowed_token_ids",
+    "bad_words",
+)
+
+
+class EngineBroken(ForgeRayError):
+    """A weight update failed half-way: the weights are neither the old nor the new ones, and the replica must be replaced."""
+
+
+def used_parameters(params: SamplingParams, force: dict[str, Any] | None) -> SamplingParams:
+    """The parameters to sample with. Whatever is not in `KEPT` takes vLLM's neutral default or the forced value, so a field that a request,
+    a model's generation_config or a later vLLM brings along cannot change the distribution unseen."""
+    if force is None:
+        used = params.clone()
+        used.logprobs = max(used.logprobs or 0, 0)
+        return used
+    kept = {name: getattr(params, name) for name in KEPT}
+    return SamplingParams(n=1, logprobs=max(params.logprobs or 0, 0), **kept, **force)
+
+
+def recorded_parameters(params: SamplingParams) -> dict[str, Any]:
+    """The call log's `sampling`: everything that shapes the distribution or the end of the output."""
+    return {name: getattr(params, name) for name in RECORDED}
+
+
+def masked_by_grammar(params: SamplingParams) -> bool:
+    return params.structured_outputs is not None and not params.structured_outputs.all_constraints_none()
+
+
+class Recording:
+    """Mixin in front of an `EngineClient`: every `generate` is a recorded call of the session in `identity.current`."""
+
+    recorder: Recorder
+    sampling: Sampling
+    eval_sampling: EvalSampling
+
+    async def generate(
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str, **options: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        context = current.get()
+        if context is None:
+            raise VLLMValidationError("this request carries no session")
+        if not isinstance(prompt, dict) or "prompt_token_ids" not in prompt:
+            raise VLLMValidationError("only prompts of tokens can be recorded")
+        if sampling_params.n != 1:
+            raise VLLMValidationError("n must be 1", parameter="n", value=sampling_params.n)
+        async with aclosing(self._recorded(context, prompt, sampling_params, options)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def _recorded(
+        self, context: CallContext, prompt: Any, sampling_params: SamplingParams, options: dict[str, Any]
+    ) -> AsyncGenerator[RequestOutput, None]:
+        ids = prompt["prompt_token_ids"]
+        params = used_parameters(sampling_params, forced(context.purpose, self.sampling, self.eval_sampling))
+        try:
+            params.max_tokens, cap = self.recorder.admit(context, len(ids), params.max_tokens)
+        except PromptTooLong as error:
+            raise VLLMValidationError(str(error), parameter="input_tokens", value=error.prompt_tokens) from error
+        params.min_tokens = min(params.min_tokens, params.max_tokens)
+        call = await self.recorder.open(
+            context,
+            ids,
+            max_tokens=params.max_tokens,
+            cap=cap,
+            sampling=recorded_parameters(params),
+            masked_by_grammar=masked_by_grammar(params),
+        )
+        delta = params.output_kind == RequestOutputKind.DELTA
+        inner: AsyncGenerator[RequestOutput, None] = super().generate(prompt, params, call.id, **options)  # type: ignore[misc]
+        # The outer generator is closed first, so the engine request is aborted before the call is recorded as cancelled.
+        async with aclosing(inner) as raw, aclosing(self.recorder.follow(call, raw, delta=delta)) as outputs:
+            async for output in outputs:
+                yield output
+
+    async def abort_session(self, session: str, timeout_s: float = 30.0) -> int:
+        """Abort every running call of a session and wait until each has its end event; returns how many there were."""
+        calls = self.recorder.calls_of(session)
+        if calls:
+            await self.abort([call.id for call in calls])  # type: ignore[attr-defined]
+            ends = [asyncio.ensure_future(call.done.wait()) for call in calls]
+            _, late = await asyncio.wait(ends, timeout=timeout_s)
+            for task in late:
+                task.cancel()
+        return len(calls)
+
+
+class RecordingLLM(Recording, AsyncLLM):
+    """AsyncLLM with the engine tap and with weight updates under running calls."""
+
+    broken: str | None = None
+    _transfer_ready = False
+
+    async def update_policy(self, path: str, version: str) -> None:
+        """Load the safetensors file at `path` as `version`. Running calls are frozen, not ended: their cached keys and values are computed
+        anew from the new weights, so a version span says exactly which weights sampled which token. The prefix cache starts empty.
+
+        Raises `EngineBroken`; the engine then stays paused and `check_health` fails.
+        """
+        try:
+            await self.pause_generation(mode="keep", clear_cache=True)
+            if not self._transfer_ready:
+                await self.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
+                self._transfer_ready = True
+            await self.start_weight_update()
+            await self.update_weights(WeightTransferUpdateRequest(update_info={"path": path}))
+            await self.finish_weight_update(weight_version=version)
+            self.recorder.version = version
+            await self.resume_generation()
+        except BaseException as error:
+            self.broken = f"the update to version {version} failed: {error!r}"
+            raise EngineBroken(self.broken) from error
+
+    async def label(self, version: str) -> None:
+        """Name the weights that the engine was started with."""
+        await self.update_weight_version(version)
+        self.recorder.version = version
+
+    async def check_health(self) -> None:
+        if self.broken:
+            raise EngineBroken(self.broken)
+        await super().check_health()
+
+
+class _ScriptedClient(EngineClient):
+    """An engine without a model: tokens from a script, everything else as vLLM does it (validation, stop handling, detokenisation)."""
+
+    def __init__(self, vllm_config: Any, rules: list[Rule], chat_template: str | None) -> None:
+        from vllm.renderers import renderer_from_config
+        from vllm.v1.engine.input_processor import InputProcessor
+
+        self.vllm_config = vllm_config
+        self.model_config = vllm_config.model_config
+        self.renderer = renderer_from_config(vllm_config)
+        self.input_processor = InputProcessor(vllm_config, self.renderer)
+        self.tokenizer: Any = self.renderer.get_tokenizer()
+        self.rules = rules
+        self._turn_mark = self._assistant_mark(chat_template)
+        self._aborted: dict[str, asyncio.Event] = {}
+
+    is_running = property(lambda self: True)
+    is_stopped = property(lambda self: False)
+    errored = property(lambda self: False)
+    dead_error = property(lambda self: RuntimeError("the scripted engine does not die"))
+
+    async def get_supported_tasks(self) -> Any:
+        return TASKS
+
+    def _assistant_mark(self, chat_template: str | None) -> str:
+        """What the chat template writes before each assistant message."""
+        options = {"tokenize": False, "chat_template": Path(chat_template).read_text() if chat_template else None}
+        messages = [{"role": "user", "content": "x"}]
+        bare = self.tokenizer.apply_chat_template(messages, add_generation_prompt=False, **options)
+        full = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, **options)
+        lines = full.removeprefix(bare).strip().splitlines()
+        if not full.startswith(bare) or not lines:
+            raise UserError("the chat template has no generation prompt, so turns cannot be counted", where="policy.chat_template")
+        return lines[0]
+
+    async def generate(
+        self, prompt: Any, sampling_params: SamplingParams, request_id: str, **_: Any
+    ) -> AsyncGenerator[RequestOutput, None]:
+        from vllm.v1.engine.detokenizer import IncrementalDetokenizer
+
+        request = self.input_processor.process_inputs(request_id, prompt, sampling_params, supported_tasks=TASKS)
+        params = request.sampling_params
+        assert params is not None and params.max_tokens is not None
+        text = self.tokenizer.decode(prompt["prompt_token_ids"])
+        rule = choose(self.rules, text, text.count(self._turn_mark) - 1)
+        end = params.eos_token_id if params.eos_token_id is not None else self.tokenizer.eos_token_id
+        ids = rule.ids if rule.ids is not None else [*self.tokenizer.encode(rule.say or "", add_special_tokens=False), end]
+        detokenizer = IncrementalDetokenizer.from_new_request(self.tokenizer, request)
+        delta = params.output_kind == RequestOutputKind.DELTA
+        starts: list[tuple[str, int]] = []
+        entries: list[dict[int, Logprob]] = []
+        aborted = self._aborted[request_id] = asyncio.Event()
+
+        def output(reason: str | None, stop: int | str | None, new: list[int]) -> RequestOutput:
+            edges = [start for _, start in starts[1:]] + [len(entries)]
+            spans = [WeightVersionSpan(version, start, to) for (version, start), to in zip(starts, edges, strict=True)] if starts else None
+            shown = new if delta else list(detokenizer.output_token_ids)
+            completion = CompletionOutput(
+                index=0,
+                text=detokenizer.get_next_output_text(reason is not None, delta),
+                token_ids=shown,
+                cumulative_logprob=None,
+                logprobs=entries[len(entries) - len(shown) :],
+                finish_reason=reason,
+                stop_reason=stop,
+                weight_versions=spans if reason else None,
+            )
+            return RequestOutput(request_id, None, prompt["prompt_token_ids"], None, [completion], reason is not None, num_cached_tokens=0)
+
+        try:
+            for position, token in enumerate([*ids, None]):
+                if rule.fault and position >= min(rule.after, len(ids)):
+                    await self._fault(rule, aborted)
+                if rule.delay_s:
+                    await asyncio.sleep(rule.delay_s)
+                else:
+                    await asyncio.sleep(0)
+                if aborted.is_set() or token is None:
+                    yield output("abort" if aborted.is_set() else "stop", None, [])
+                    return
+                if not starts or starts[-1][0] != self.recorder.version:  # type: ignore[attr-defined]
+                    starts.append((self.recorder.version, position))  # type: ignore[attr-defined]
+                entries.append({token: Logprob(logprob(position, token))})
+                ends = (not params.ignore_eos and token == params.eos_token_id) or token in (params.stop_token_ids or ())
+                stop = detokenizer.update([token], ends) or (token if ends and token != params.eos_token_id else None)
+                if ends or stop is not None or position == len(ids) - 1:
+                    yield output("stop", stop, [token])
+                    return
+                if position + 1 >= params.max_tokens:
+                    yield output("length", None, [token])
+                    return
+                if delta:
+                    yield output(None, None, [token])
+        finally:
+            self._aborted.pop(request_id, None)
+
+    async def _fault(self, rule: Rule, aborted: asyncio.Event) -> None:
+        if rule.fault == "die":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if rule.fault == "fail":
+            raise ScriptedFault("the script says that the engine fails here")
+        await aborted.wait()
+
+    async def abort(self, request_id: str | Iterable[str]) -> None:
+        for name in [request_id] if isinstance(request_id, str) else request_id:
+            if name in self._aborted:
+                self._aborted[name].set()
+
+    async def check_health(self) -> None:
+        return None
+
+    async def is_tracing_enabled(self) -> bool:
+        return False
+
+    async def do_log_stats(self) -> None:
+        return None
+
+    def shutdown(self, timeout: float | None = None) -> None:
+        self.renderer.shutdown()
+
+
+async def _not_scripted(self: Any, *_: Any, **__: Any) -> Any:
+    raise NotImplementedError("the scripted engine has no such operation")
+
+
+for _name in list(_ScriptedClient.__abstractmethods__):
+    setattr(_ScriptedClient, _name, _not_scripted)
+_ScriptedClient.__abstractmethods__ = frozenset()
+
+
+class ScriptedLLM(Recording, _ScriptedClient):
+    """The scripted engine with the engine tap. A weight update changes its version label and nothing else."""
+
+    async def update_policy(self, path: str, version: str) -> None:
+        self.recorder.version = version
+
+    async def label(self, version: str) -> None:
+        self.recorder.version = version
+
+
+Engine = RecordingLLM | ScriptedLLM
+
+
+# ---- building ----
+
+
+def parse_arguments(config: Config, model_dir: str) -> Namespace:
+    """vLLM's server arguments for the run. Raises `UserError` for an argument that vLLM does not know or refuses."""
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    parser = make_arg_parser(FlexibleArgumentParser())
+    fixed: dict[str, Any] = {
+        "model": model_dir,
+        "served_model_name": config.policy.served_name,
+        "logprobs_mode": "processed_logprobs",
+        "worker_extension_cls": f"{__name__}.{WorkerExtension.__qualname__}",
+    }
+    gpu = config.proxy.replica_gpus > 0
+    default: dict[str, Any] = {
+        # Untested: on GPUs the trainer drives vLLM's own broadcast.
+        "weight_transfer_config": {"backend": "nccl" if gpu else FILE_BACKEND},
+        "enforce_eager": not gpu,
+        "disable_fastapi_docs": True,
+    }
+    if config.policy.chat_template:
+        default["chat_template"] = config.policy.chat_template
+    if "tool_call_parser" in config.policy.server:
+        default["enable_auto_tool_choice"] = True
+    known = {action.dest for action in parser._actions}
+    line = command_line(known, fixed, default, {"policy.engine": config.policy.engine, "policy.server": config.policy.server})
+
+    def refuse(message: str) -> None:
+        raise UserError(message, where="policy.engine/policy.server", fix="see vLLM's serve arguments")
+
+    parser.error = refuse  # type: ignore[method-assign,assignment]
+    args = parser.parse_args(line)
+    assert args is not None
+    try:
+        validate_parsed_serve_args(args)
+    except (TypeError, ValueError) as error:
+        raise UserError(str(error), where="policy.engine/policy.server", fix="correct the value") from None
+    return args
+
+
+def make_engine(config: Config, args: Namespace) -> Engine:
+    """Start the engine (some seconds: it loads the model) in the running event loop. It must get its `recorder` before it is used."""
+    arguments = AsyncEngineArgs.from_cli_args(args)
+    try:
+        if config.policy.script:
+            rules = load_script(config.policy.script)
+            scripted: Any = ScriptedLLM  # its abstract methods were filled in above, which a type checker does not see
+            engine: Engine = scripted(arguments.create_engine_config(), rules, config.policy.chat_template)
+        else:
+            lifeline.hold()
+            engine = cast(RecordingLLM, RecordingLLM.from_engine_args(arguments))
+    except ValueError as error:  # vLLM's and pydantic's validation of a model or an argument
+        raise UserError(str(error), where="policy", fix="correct policy.model or policy.engine") from error
+    engine.sampling, engine.eval_sampling = config.policy.sampling, config.policy.eval_sampling
+    return engine
+
+
+async def make_app(engine: Engine, args: Namespace) -> Any:
+    """vLLM's API server app (ASGI) over `engine`. Any model name in a request is served."""
+    from vllm.entrypoints.launchers.api_server.app_state import init_app_state
+    from vllm.entrypoints.launchers.app import build_app
+
+    app = build_app(args, TASKS, engine.model_config)
+    await init_app_state(engine, app.state, args, TASKS)  # type: ignore[arg-type]
+    models = app.state.openai_serving_models
+    models.is_base_model = models.registry.is_base_model = lambda name: True
+    return app
+
+
+# ---- in the engine's worker process ----
+
+
+@dataclass
+class FileInit(WeightTransferInitInfo):
+    """Nothing to agree upon."""
+
+
+@dataclass
+class FileUpdate(WeightTransferUpdateInfo):
+    path: str
+    """A safetensors file with the checkpoint's tensor names."""
+
+
+class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):
+    """Weights from a safetensors file through vLLM's layerwise reload, which repacks what the platform packs."""
+
+    init_info_cls = FileInit
+    update_info_cls = FileUpdate
+
+    def init_transfer_engine(self, init_info: FileInit) -> None:
+        return None
+
+    def start_weight_update(self) -> None:
+        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
+
+        initialize_layerwise_reload(self.model)
+
+    def update_weights(self, update_info: dict[str, Any]) -> None:
+        # The base class synchronises the accelerator, which raises where there is none.
+        self.receive_weights(self.parse_update_info(update_info))
+        if torch.accelerator.is_available():
+            torch.accelerator.synchronize()
+
+    def receive_weights(self, update_info: FileUpdate) -> None:
+        self.model.load_weights(_tensors(update_info.path, str(self.device)))  # type: ignore[operator]
+
+    def finish_weight_update(self) -> None:
+        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
+        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
+
+        finalize_layerwise_reload(self.model, self.model_config)
+        if self.device.type != "cpu":
+            return
+        # On CPU a head that is tied to the embedding multiplies with a packed copy, which the reload leaves as it was.
+        for module in self.model.modules():
+            if isinstance(module, ParallelLMHead):
+                module.quant_method.process_weights_after_loading(module)
+
+    def shutdown(self) -> None:
+        return None
+
+
+def _tensors(path: str, device: str) -> Iterator[tuple[str, torch.Tensor]]:
+    from safetensors import safe_open
+
+    with safe_open(path, "pt", device=device) as file:
+        for name in file.keys():  # noqa: SIM118
+            yield name, file.get_tensor(name)
+
+
+class WorkerExtension:
+    """Named to vLLM as the worker extension; its module is what the worker needs."""
+
+
+if FILE_BACKEND not in WeightTransferEngineFactory._registry:
+    WeightTransferEngineFactory.register_engine(FILE_BACKEND, FileWeights)
+lifeline.follow()

@@ -17,7 +17,7 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import NormalDist
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 Z = NormalDist().inv_cdf(0.975)
 
@@ -25,9 +25,9 @@ Z = NormalDist().inv_cdf(0.975)
 class PassRate(BaseModel):
     """pass@1 with its 95 % interval."""
 
-    model_config = ConfigDict(populate_by_name=True, serialize_by_alias=True)
+    model_config = ConfigDict(serialize_by_alias=True)
 
-    pass_at_1: float = Field(alias="pass@1")
+    pass_at_1: float = Field(validation_alias=AliasChoices("pass@1", "pass_at_1"), serialization_alias="pass@1")
     low: float
     high: float
     n: int

@@ -1,0 +1,207 @@
+"""`report.html`: one file that needs nothing else, made from a run directory, also one that is empty or was cut short.
+
+Everything that came from a harness, a policy or a task is escaped; the page has no script. Readable in dark and light.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from html import escape
+
+from pydantic import ValidationError
+
+from forge_ray.report.examples import Example, choose, trajectory_html
+from forge_ray.report.metrics import StepMetrics, read_evaluation_steps, read_metrics
+from forge_ray.report.records import evaluations, family, pass_at_1, read_records
+from forge_ray.report.statistics import PassRate
+from forge_ray.report.style import CSS
+from forge_ray.report.summary import Summary, read_config, summarize
+from forge_ray.report.svg import Line, Points, chart
+from forge_ray.report.text import decoder, model_directory
+from forge_ray.rollout import RolloutRecord
+from forge_ray.run_dir import RunDir, write_atomic
+
+
+def write_report(run: RunDir) -> None:
+    """Write `report.html` from the run's config, metrics, summary (made up where `summary.json` is missing), rollouts and call log."""
+    write_atomic(run.report, render(run))
+
+
+def render(run: RunDir) -> str:
+    """The page."""
+    summary, steps, records = _summary(run), read_metrics(run.metrics), read_records(run)
+    by_label = evaluations(records)
+    bound = _logprob_bound(run)
+    body = [
+        f"<h1>{escape(summary.name)}</h1>",
+        f'<p class="lead">{_lead(summary)}</p>',
+        _section("Reward", _reward_chart(summary, steps, by_label, read_evaluation_steps(run.metrics)), _REWARD_NOTE),
+        _section("Held-out tasks", _heldout_table(summary, by_label), _HELDOUT_NOTE),
+        _section(
+            "Rollout against trainer",
+            chart([_line("mean |rollout − trainer logprob|", steps, "logprob_diff")], y_label="nats"),
+            f"The recorded logprobs against the trainer's own, on tokens sampled by the version being trained. The run stops above {bound:g}."
+            if bound
+            else "The recorded logprobs against the trainer's own, on tokens sampled by the version being trained.",
+        ),
+        _section("Where the time went", _seconds_table(summary)),
+        _section("How rollouts ended", _outcomes_table(summary)),
+        _section("Three trajectories", "".join(_examples(run, by_label, records)), _EXAMPLES_NOTE),
+        _section("The run", _facts(run, summary)),
+    ]
+    title = f"ForgeRay: {escape(summary.name)}"
+    return (
+        f'<!doctype html>\n<html lang="en"><head><meta charset="utf-8"><meta name="viewport" content="width=device-width">'
+        f"<title>{title}</title><style>{CSS}</style></head>\n<body><main>\n" + "\n".join(body) + "\n</main></body></html>\n"
+    )
+
+
+_REWARD_NOTE = (
+    "Line: mean reward of each step's trained rollouts, with its 95 % interval over trajectories. "
+    "Points: pass@1 on held-out tasks with a 95 % interval."
+)
+_HELDOUT_NOTE = (
+    "pass@1 is the mean over tasks of the share of rollouts that pass. The intervals count the samples of one task as related, not as "
+    "independent; for a single kind of task they are wide because it has few tasks. Rollouts that an infrastructure error ended have no reward "
+    "and are left out."
+)
+_EXAMPLES_NOTE = (
+    "What the policy sampled is marked, the fainter the less likely it was; hover for the logprob. "
+    "The rest of the text is the prompt, of which only what is new to a call is shown."
+)
+
+
+def _summary(run: RunDir) -> Summary:
+    try:
+        return Summary.model_validate_json(run.summary.read_bytes())
+    except (OSError, ValidationError):
+        return summarize(run)
+
+
+def _logprob_bound(run: RunDir) -> float | None:
+    train = read_config(run).get("train")
+    bound = train.get("logprob_bound") if isinstance(train, dict) else None
+    return float(bound) if isinstance(bound, int | float) else None
+
+
+def _section(title: str, content: str, note: str = "") -> str:
+    return f"<section><h2>{escape(title)}</h2>{content}" + (f'<p class="note">{escape(note)}</p>' if note else "") + "</section>"
+
+
+def _lead(summary: Summary) -> str:
+    before, after = summary.heldout.get("before"), summary.heldout.get("after")
+    if before and after:
+        return (
+            f"pass@1 on held-out tasks went from <b>{before.pass_at_1:.2f}</b> [{before.low:.2f}, {before.high:.2f}] to "
+            f"<b>{after.pass_at_1:.2f}</b> [{after.low:.2f}, {after.high:.2f}] in {summary.steps} steps."
+        )
+    return f"{summary.steps} steps were trained; there is no held-out evaluation {'after' if before else 'before and after'} training."
+
+
+def _line(name: str, steps: Sequence[StepMetrics], value: str, half: str | None = None) -> Line:
+    return Line(
+        name,
+        [step.step for step in steps],
+        [getattr(step, value) for step in steps],
+        [getattr(step, half) for step in steps] if half else None,
+    )
+
+
+def _reward_chart(summary: Summary, steps: Sequence[StepMetrics], by_label: dict[str, list[RolloutRecord]], made_at: dict[str, int]) -> str:
+    last = max((step.step for step in steps), default=0)
+    values = []
+    for label, records in by_label.items():
+        rate = pass_at_1(records)
+        step = made_at.get(label, {"before": 0, "after": last}.get(label))
+        if step is None and label.startswith("step-"):
+            step = int(label.removeprefix("step-"))
+        if rate and step is not None:
+            values.append((float(step), rate.pass_at_1, rate.low, rate.high))
+    rewards = [step.reward_mean for step in steps if step.reward_mean is not None]
+    y_range = (min(0.0, *rewards, 0.0), max(1.0, *rewards, 1.0))
+    return chart(
+        [_line("training reward", steps, "reward_mean", "reward_ci")],
+        [Points("held-out pass@1", sorted(values))],
+        y_label="reward",
+        y_range=y_range,
+    )
+
+
+def _cell(rate: PassRate | None) -> str:
+    if rate is None:
+        return '<td class="empty">–</td>'
+    bar = f'<i class="bar" style="width:{rate.pass_at_1 * 100:.0f}%"></i>'
+    return f'<td class="rate">{bar}<b>{rate.pass_at_1:.2f}</b> <small>[{rate.low:.2f}, {rate.high:.2f}] n={rate.n}</small></td>'
+
+
+def _heldout_table(summary: Summary, by_label: dict[str, list[RolloutRecord]]) -> str:
+    if not any(summary.heldout.values()):
+        return '<p class="empty">no evaluation was made</p>'
+    sides = {label: by_label.get(label, []) for label in ("before", "after")}
+    families = sorted({name for records in sides.values() for record in records if (name := family(record.task))})
+    rows = []
+    for name in families if len(families) > 1 else []:
+        cells = "".join(_cell(pass_at_1(r for r in records if family(r.task) == name)) for records in sides.values())
+        rows.append(f"<tr><th>{escape(name)}</th>{cells}</tr>")
+    total = "".join(_cell(summary.heldout.get(label)) for label in sides)
+    rows.append(f'<tr class="total"><th>all tasks</th>{total}</tr>')
+    return f"<table><thead><tr><th>kind of task</th><th>before</th><th>after</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _bars(rows: Iterable[tuple[str, float, str]]) -> str:
+    rows = list(rows)
+    most = max((value for _, value, _ in rows), default=0) or 1
+    return "".join(
+        f'<tr><th>{escape(name)}</th><td class="rate"><i class="bar" style="width:{value / most * 100:.1f}%"></i>{escape(text)}</td></tr>'
+        for name, value, text in rows
+    )
+
+
+def _seconds_table(summary: Summary) -> str:
+    phases = {name: value for name, value in summary.seconds.items() if name != "total"}
+    if not phases:
+        return '<p class="empty">nothing was measured</p>'
+    rows = _bars((name, value, f"{value:.1f} s") for name, value in phases.items())
+    total = summary.seconds.get("total", sum(phases.values()))
+    return f'<table>{rows}<tr class="total"><th>in all</th><td>{total:.1f} s</td></tr></table><p class="note">Phases may overlap.</p>'
+
+
+def _outcomes_table(summary: Summary) -> str:
+    if not summary.outcomes:
+        return '<p class="empty">no rollout ended</p>'
+    return f"<table>{_bars((name, count, str(count)) for name, count in summary.outcomes.items())}</table>"
+
+
+def _examples(run: RunDir, by_label: dict[str, list[RolloutRecord]], records: Sequence[RolloutRecord]) -> Iterable[str]:
+    examples: list[Example] = choose(by_label, records)
+    if not examples:
+        yield '<p class="empty">no rollout with a call was recorded</p>'
+        return
+    from forge_ray.errors import ForgeRayError
+    from forge_ray.trajectories.call_log import CallLogReader
+
+    decode, log = decoder(model_directory(run)), CallLogReader(run.calls)
+    try:
+        log.refresh()
+    except ForgeRayError as error:
+        yield f'<p class="empty">the call log is damaged: {escape(str(error))}</p>'
+    for example in examples:
+        try:
+            calls = log.session(example.record.id)
+        except ForgeRayError as error:
+            yield f'<p class="empty">{escape(example.record.id)}: {escape(str(error))}</p>'
+            continue
+        yield trajectory_html(example, calls, decode)
+
+
+def _facts(run: RunDir, summary: Summary) -> str:
+    rows = {
+        "directory": str(run.root),
+        "seed": str(summary.seed),
+        "steps": str(summary.steps),
+        "rollouts": str(summary.rollouts),
+        "sampled tokens": f"{summary.tokens:,}",
+        "trained tokens": f"{summary.trained_tokens:,}",
+        "versions": ", ".join(f"{name} {version}" for name, version in summary.versions.items()),
+    }
+    return "<table>" + "".join(f"<tr><th>{escape(name)}</th><td>{escape(value)}</td></tr>" for name, value in rows.items()) + "</table>"

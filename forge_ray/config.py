@@ -257,6 +257,8 @@ class Train(Section):
     worker_gpus: NonNegative = 0
     threads: Count | None = None
     """torch threads of a worker; None = torch's default."""
+    precision: Literal["float32", "bfloat16"] = "float32"
+    """`bfloat16`: forward and backward under autocast; the weights stay float32. Raise `logprob_bound` with it."""
     checkpoint_every: Count = 10
     keep_checkpoints: Count = 2
     logprob_bound: Positive = 1e-3
@@ -306,6 +308,8 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:
+        if self.train.group_size < 2 and self.train.steps:
+            raise ValueError("train.group_size must be at least 2: a group of one has no baseline")
         if self.train.loss.reduction == "constant" and self.train.loss.constant is None:
             raise ValueError("train.loss.constant is needed by reduction: constant")
         names = [h.name for h in self.harnesses]

@@ -25,6 +25,7 @@ from forge_ray.job.dispatch import Dispatch
 from forge_ray.job.evaluate import evaluate
 from forge_ray.job.scheduler import Group, Scheduler, TaskRef
 from forge_ray.outcome import RATED
+from forge_ray.report.metrics import StepMetrics
 from forge_ray.rollout import RolloutRecord
 from forge_ray.run_dir import RunDir
 
@@ -101,7 +102,7 @@ class Driver:
             every = self.config.eval.every
             if every and self.version and self.version % every == 0 and self.version not in self._evaluated:
                 self._evaluated.add(self.version)
-                await self.evaluate(f"step-{self.version}")
+                await self.evaluate(f"step{self.version}")
             self._admit()
             await self._offer_batch()
             await self._wait()
@@ -116,30 +117,27 @@ class Driver:
         async for record in evaluate(self.config, self._dispatch, self._heldout, label, done=done):
             records.append(record)
             self._check()
+            self._watch(record)
             self._progress.evaluation(label, records, total)
-        self._metrics.append({"event": "eval", "label": label, "step": self.version, **_eval_row(records)})
         return records
 
     def _admit(self) -> None:
         """Admit whole groups while the staleness bound has room, launch what is queued while slots are free."""
-        from forge_ray.train_loop.admission import capacity
+        from forge_ray.train_loop.admission import groups_to_start
 
         train, scheduler = self.config.train, self._scheduler
         assert self.version is not None
-        batch = train.groups_per_step * train.group_size
         limit = self.config.rollouts.max_in_flight
         while True:
-            free = limit - self._in_flight
-            for request in scheduler.launchable(free):
+            for request in scheduler.launchable(limit - self._in_flight):
                 self._in_flight += 1
                 self._spawn(self._rollout(request))
-            total = scheduler.accepted + scheduler.running
-            # Slots of a group may wait for a free place, so the in-flight bound is applied when launching, not here.
-            room = capacity(
-                max_in_flight=total + train.group_size, running=scheduler.running, accepted=scheduler.accepted, version=self.version,
-                max_staleness=train.max_staleness, batch=batch,
+            # Slots of an admitted group may wait for a free place: `max_in_flight` bounds what is launched, the staleness what is admitted.
+            room = groups_to_start(
+                max_in_flight=scheduler.running + train.group_size, running=scheduler.running, accepted=scheduler.accepted, version=self.version,
+                max_staleness=train.max_staleness, groups_per_step=train.groups_per_step, group_size=train.group_size,
             )
-            if self._in_flight >= limit or room < train.group_size or total >= train.steps * batch:
+            if self._in_flight >= limit or not room or scheduler.claimed >= train.steps * train.groups_per_step:
                 return
             scheduler.admit_group()
 
@@ -149,11 +147,7 @@ class Driver:
         finally:
             self._in_flight -= 1
         self._outcomes[record.outcome] = self._outcomes.get(record.outcome, 0) + 1
-        self._fruitless = 0 if record.outcome in RATED else self._fruitless + 1
-        if self._fruitless >= max(24, 3 * self.config.train.group_size):
-            raise RunFailed(
-                f"the last {self._fruitless} rollouts all failed; the last one: {record.outcome}: {record.detail}; see {self.run.rollouts / record.id}"
-            )
+        self._watch(record)
         before = {group.index for group in self._scheduler.ready()}
         self._scheduler.finish(record)
         for group in self._scheduler.ready():
@@ -161,6 +155,14 @@ class Driver:
                 await self._build(group)
         self._progress.rollouts(self._in_flight, self._scheduler.accepted, self._outcomes)
         self._wake.set()
+
+    def _watch(self, record: RolloutRecord) -> None:
+        """Stop a run in which nothing works: every treatment of a failure would go on for ever."""
+        self._fruitless = 0 if record.outcome in RATED else self._fruitless + 1
+        if self._fruitless >= max(24, 3 * self.config.train.group_size):
+            raise RunFailed(
+                f"the last {self._fruitless} rollouts all failed; the last one: {record.outcome}: {record.detail}; see {self.run.rollouts / record.id}"
+            )
 
     async def _build(self, group: Group) -> None:
         self._built[group.index] = await asyncio.to_thread(self._recordings.with_calls, group.records)
@@ -180,32 +182,41 @@ class Driver:
 
         table, stats = await asyncio.to_thread(schema.read_batch, path)
         refs = [ray.put(part) for part in batch.split(table, self.config.train.workers)]
+        self._step_stats = stats
         await self._exchange.put_step.remote(version, refs, stats)
         self._offered = version
-        self._step_stats = stats
 
     async def _form_batch(self, version: int) -> bool:
+        from forge_ray.report.statistics import mean_ci
+        from forge_ray.train_loop import admission
         from forge_ray.trajectories import batch, schema
 
         train = self.config.train
         ready = [group for group in self._scheduler.ready() if group.index in self._built]
-        stale = [g for g in ready if batch.group_staleness(self._built[g.index], version, train) > train.max_staleness]
-        if stale:
-            self._scheduler.drop_stale(stale)
-            for group in stale:
-                del self._built[group.index]
-            ready = [group for group in ready if group not in stale]
-        if len(ready) < train.groups_per_step:
+        taken = admission.take(
+            ready,
+            staleness=lambda group: batch.group_staleness(self._built[group.index], version, train),
+            max_staleness=train.max_staleness,
+            size=train.groups_per_step,
+        )
+        self._scheduler.drop_stale(taken.stale)
+        for group in taken.stale:
+            del self._built[group.index]
+        if not taken.batch:
             return False
-        chosen = ready[: train.groups_per_step]
-        built = await asyncio.to_thread(batch.build_step, [self._built[g.index] for g in chosen], train, version=version)
+        built = await asyncio.to_thread(batch.build_step, [self._built[g.index] for g in taken.batch], train, version=version)
+        rewards = [reward for group in taken.batch for record in group.records if (reward := batch.reward_of(record)) is not None]
         stats = {
-            **built.stats, "stale_groups": self._scheduler.stale_groups, "empty_groups": self._scheduler.empty_groups,
-            "outcomes": dict(self._outcomes), "collect_s": time.time() - self._step_started,
+            **built.stats,
+            "reward_ci": mean_ci(rewards)[1],
+            "pass_rate": sum(reward >= 1 for reward in rewards) / len(rewards) if rewards else None,
+            "stale_groups": self._scheduler.stale_groups,
+            "empty_groups": self._scheduler.empty_groups,
+            "outcomes": dict(self._outcomes),
         }
         await asyncio.to_thread(schema.write_batch, library.batch_path(self.run, version), built.table, stats)
-        self._scheduler.take(chosen)
-        for group in chosen:
+        self._scheduler.take(taken.batch)
+        for group in taken.batch:
             del self._built[group.index]
         self._outcomes = {}
         return True
@@ -251,10 +262,28 @@ class Driver:
         now = time.time()
         sampled = sum(status["sampled_tokens"] for status in await self._client.status())
         seconds = now - self._step_started
-        row = {
-            "event": "step", "step": event["step"], "version": event["version"], "time": now, **self._step_stats, **trained, "sync_s": sync_s, "step_s": seconds,
-            "rollout_tokens_per_s": max(sampled - self._sampled_before, 0) / seconds,
-        }
+        stats = self._step_stats
+        tokens = int(stats["tokens_trained"])
+        row = StepMetrics(
+            step=event["step"],
+            version=event["version"],
+            seconds=seconds,
+            reward_mean=stats.get("reward_mean"),
+            reward_ci=stats["reward_ci"],
+            pass_rate=stats["pass_rate"],
+            outcomes=stats["outcomes"],
+            groups=int(stats["groups"]),
+            degenerate_groups=int(stats["groups_degenerate"]),
+            staleness_mean=stats["staleness_mean"],
+            staleness_max=int(stats["staleness_max"]),
+            rollout_tokens_per_s=max(sampled - self._sampled_before, 0) / seconds,
+            tokens=tokens,
+            train_tokens_per_s=tokens * self.config.train.optimizer.epochs / max(trained["train_s"], 1e-6),
+            samples_per_rollout=stats.get("samples_per_rollout"),
+            sync_s=sync_s,
+            **trained,
+            **{name: stats[name] for name in ("stale_groups", "empty_groups", "rollouts_untrained")},
+        )
         self._sampled_before, self._step_started = sampled, now
         self._metrics.append(row)
         self._progress.step(row)
@@ -289,7 +318,3 @@ class Driver:
             with suppress(BaseException):
                 await task
 
-
-def _eval_row(records: list[RolloutRecord]) -> dict[str, Any]:
-    rated = [r for r in records if r.outcome in RATED]
-    return {"n": len(rated), "errors": len(records) - len(rated), "pass@1": sum((r.reward or 0) >= 1 for r in rated) / len(rated) if rated else None}

@@ -87,17 +87,15 @@ class Scheduler:
         self.empty_groups = 0
         """Complete groups with nothing to train."""
 
-    def restore(self, records: Iterable[RolloutRecord], trained_groups: Iterable[int], dropped_groups: Iterable[int] = ()) -> None:
+    def restore(self, records: Iterable[RolloutRecord], trained_groups: Iterable[int]) -> None:
         """Take up a stopped run: `records` are its stored training rollouts, `trained_groups` those that a step batch holds."""
-        trained, gone = set(trained_groups), set(dropped_groups)
+        trained = set(trained_groups)
         by_group: dict[int, list[RolloutRecord]] = {}
         for record in records:
             if record.group is not None:
                 by_group.setdefault(record.group, []).append(record)
-        self._next = max([-1, *by_group, *trained, *gone]) + 1
+        self._next = max([-1, *by_group, *trained]) + 1
         for index in range(self._next):
-            if index in gone:
-                continue
             group = self._group(index)
             for record in sorted(by_group.get(index, []), key=lambda r: r.attempt):
                 self._take_in(group, record)
@@ -131,8 +129,9 @@ class Scheduler:
         return len(self._waiting)
 
     @property
-    def admitted_groups(self) -> int:
-        return self._next
+    def claimed(self) -> int:
+        """Groups that have been, or may still be, part of a step: admitted ones without the dropped and the empty."""
+        return self._next - self.stale_groups - self.empty_groups
 
     def finish(self, record: RolloutRecord) -> None:
         """A launched rollout has ended: it is accepted, dropped, or queued for another attempt."""

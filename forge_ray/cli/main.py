@@ -1,0 +1,77 @@
+"""The command line: `forge-ray check | rollout | train | eval`.
+
+Bad input is one line on stderr and exit code 2; a run that failed is one line and exit code 1; Ctrl-C ends with 130. Only the chosen command's
+module is imported, so that `--help` needs neither Ray nor torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib
+import sys
+from collections.abc import Sequence
+
+from forge_ray import __version__
+from forge_ray.errors import ForgeRayError, UserError
+
+COMMANDS = {
+    "check": "validate a config and this machine; says what is missing and how to get it",
+    "train": "train a policy: SFT where the config has it, then GRPO on rollouts of the real harness",
+    "rollout": "run one rollout and print its trajectory call by call",
+    "eval": "evaluate a checkpoint (or the initial policy) on the held-out tasks",
+}
+
+
+def parser() -> argparse.ArgumentParser:
+    """The whole command line."""
+    top = argparse.ArgumentParser(prog="forge-ray", description="Train agents by reinforcement learning inside the real programs they are deployed in.")
+    top.add_argument("--version", action="version", version=f"forge-ray {__version__}")
+    commands = top.add_subparsers(dest="command", metavar="command", required=True)
+    made = {name: commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".") for name, text in COMMANDS.items()}
+    for name in ("check", "rollout", "eval"):
+        made[name].add_argument("config", help="a run.yaml, or the directory of a run")
+    made["train"].add_argument("config", nargs="?", help="a run.yaml")
+    made["train"].add_argument("--resume", metavar="RUN", help="continue the run in this directory (no config)")
+    made["rollout"].add_argument("--task", required=True, metavar="T", help="name of a training or held-out task, or a task directory")
+    made["rollout"].add_argument("--harness", metavar="H", help="name of a harness (default: the config's first)")
+    made["rollout"].add_argument("--checkpoint", metavar="C", help="a checkpoint directory, or `latest`")
+    made["eval"].add_argument("--checkpoint", metavar="C", help="a checkpoint directory, or `latest` of the run (default: the initial policy)")
+    made["eval"].add_argument("--k", type=int, default=None, metavar="K", help="rollouts per task (default: eval.samples)")
+    for command in made.values():
+        command.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides of the config")
+    return top
+
+
+def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
+    """Parse `argv`; overrides may stand anywhere after the config."""
+    top = parser()
+    # argparse gives positionals that follow an option to nobody: take key=value words out first.
+    words = list(sys.argv[1:] if argv is None else argv)
+    overrides = [word for i, word in enumerate(words) if "=" in word and not word.startswith("-") and (i == 0 or words[i - 1] not in OPTIONS)]
+    rest = [word for i, word in enumerate(words) if not (word in overrides and "=" in word)]
+    parsed = top.parse_args(rest)
+    parsed.overrides = overrides
+    return parsed
+
+
+OPTIONS = frozenset({"--task", "--harness", "--checkpoint", "--k", "--resume"})
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code."""
+    parsed = arguments(argv)
+    try:
+        return importlib.import_module(f"forge_ray.cli.{parsed.command}").run(parsed)
+    except UserError as error:
+        print(f"forge-ray: {error}", file=sys.stderr)
+        return 2
+    except ForgeRayError as error:
+        print(f"forge-ray: {' '.join(str(error).split())}", file=sys.stderr)
+        return 1
+    except KeyboardInterrupt:
+        print("forge-ray: interrupted", file=sys.stderr)
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

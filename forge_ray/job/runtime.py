@@ -1,0 +1,113 @@
+"""What every command that runs rollouts needs up: Ray, the policy behind the proxy, the pools. And how it all goes down again.
+
+`Runtime` is an async context manager. Leaving it, for whatever reason, ends the sandboxes, removes the Serve app (which would outlive the job) and
+ends a cluster that this process started, in that order and within `STOP_S` seconds each, so that Ctrl-C leaves nothing behind.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+import signal
+from pathlib import Path
+from types import TracebackType
+from typing import TYPE_CHECKING
+
+from forge_ray.config import Config
+from forge_ray.job.cluster import Cluster, connect
+from forge_ray.job.dispatch import Dispatch
+from forge_ray.job.scheduler import TaskRef
+from forge_ray.job.sources import resolve
+from forge_ray.run_dir import RunDir
+from forge_ray.tasks.task import load_tasks
+
+if TYPE_CHECKING:
+    from forge_ray.serve_proxy.client import ProxyClient
+
+log = logging.getLogger(__name__)
+
+STOP_S = 4.0
+"""Patience with each part that is being stopped."""
+
+
+class Runtime:
+    """One process's hold on Ray, the proxy and the pools of a run."""
+
+    def __init__(self, config: Config, run: RunDir) -> None:
+        self.config, self.run = config, run
+        self._cluster: Cluster | None = None
+        self._client: ProxyClient | None = None
+        self._dispatch: Dispatch | None = None
+        self._serving = False
+
+    async def __aenter__(self) -> Runtime:
+        return self
+
+    def connect(self) -> Cluster:
+        """Join or start Ray (blocking); from here on SIGINT and SIGTERM cancel the current task."""
+        self._cluster = connect(self.config, extra_environment=self.config.policy.environment)
+        # After ray.init, which installs handlers of its own.
+        task, loop = asyncio.current_task(), asyncio.get_running_loop()
+        assert task is not None
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.add_signal_handler(number, task.cancel)
+        return self._cluster
+
+    async def model(self) -> Path:
+        """The initial model's directory."""
+        return await resolve(self.config.policy.model, "policy.model", "model", self.run, self.config.seed)
+
+    async def tasks(self) -> tuple[list[TaskRef], list[TaskRef]]:
+        """Training and held-out tasks, validated."""
+        sources = [("train", self.config.tasks.train), ("heldout", self.config.tasks.heldout)]
+        found = [
+            await resolve(source, f"tasks.{name}", f"tasks-{name}", self.run, self.config.seed) if source else None for name, source in sources
+        ]
+        loaded = [await asyncio.to_thread(load_tasks, path) if path else [] for path in found]
+        train, heldout = ([TaskRef(task.name, str(task.directory)) for task in tasks] for tasks in loaded)
+        return train, heldout
+
+    async def serve(self, model: Path, incarnation: int) -> ProxyClient:
+        """Start the proxy on `model`; returns when its replicas are healthy."""
+        from forge_ray.serve_proxy.deployment import start
+
+        self._serving = True
+        self._client = await asyncio.to_thread(start, self.config, self.run, str(model), incarnation)
+        return self._client
+
+    def pools(self, client: ProxyClient) -> Dispatch:
+        """Start the rollout pools."""
+        self._dispatch = Dispatch.start(self.config, self.run, client)
+        return self._dispatch
+
+    async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+        if self._cluster is None:
+            return
+        loop = asyncio.get_running_loop()
+        for number in (signal.SIGINT, signal.SIGTERM):
+            # A second Ctrl-C must not cut the cleanup short.
+            loop.add_signal_handler(number, lambda: None)
+        if self._dispatch is not None:
+            await self._part("sandboxes", self._dispatch.shutdown(STOP_S))
+        if self._serving:
+            await self._part("Serve app", asyncio.to_thread(self._stop_serving))
+        import ray
+
+        await self._part("Ray", asyncio.to_thread(ray.shutdown))
+        for number in (signal.SIGINT, signal.SIGTERM):
+            loop.remove_signal_handler(number)
+
+    def _stop_serving(self) -> None:
+        from forge_ray.serve_proxy import deployment
+
+        deployment.stop(f"forge-{self.config.name}")
+
+    async def _part(self, what: str, work: object) -> None:
+        try:
+            await asyncio.wait_for(work, STOP_S + 2)  # type: ignore[arg-type]
+        except Exception as error:
+            # Going down must go on; what could not be stopped is said.
+            with contextlib.suppress(ValueError):
+                log.warning("stopping the %s failed: %r", what, error)
+

@@ -1,0 +1,107 @@
+"""`forge-ray train`: a whole run, from the config to the report.
+
+What can go on side by side does: the engine starts on the initial model while demonstrations are made and SFT runs, and gets the trained
+weights as its first update. Each stage is timed under its name in `phases.jsonl`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+from forge_ray.config import Config
+from forge_ray.job import library
+from forge_ray.job.driver import Driver
+from forge_ray.job.runtime import Runtime
+from forge_ray.job.sources import resolve
+from forge_ray.report.metrics import MetricsWriter
+from forge_ray.report.phases import PhaseLog
+from forge_ray.report.progress import Progress
+from forge_ray.report.summary import Summary, write_summary
+from forge_ray.run_dir import RunDir, next_incarnation
+from forge_ray.train_loop.trainer import TrainerThread, start_exchange
+
+log = logging.getLogger(__name__)
+
+
+def train(config: Config, run: RunDir, *, resume: bool) -> Summary:
+    """Run to the end; returns the summary. Raises `UserError` for bad input, other `ForgeRayError`s for a run that failed, `KeyboardInterrupt` when
+    it was stopped by SIGINT or SIGTERM (after everything was taken down)."""
+    logging.basicConfig(filename=run.log, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
+    try:
+        asyncio.run(_train(config, run, resume=resume))
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    summary = write_summary(run)
+    from forge_ray.report.html import write_report
+
+    write_report(run)
+    return summary
+
+
+async def _train(config: Config, run: RunDir, *, resume: bool) -> None:
+    phases = PhaseLog(run.phases)
+    with Progress(config.train.steps, title=config.name) as progress, MetricsWriter(run.metrics) as metrics:
+        async with Runtime(config, run) as runtime:
+            progress.phase("Ray", "starting")
+            with phases.phase("ray"):
+                cluster = runtime.connect()
+            progress.done("Ray", f"{'own cluster' if cluster.owned else cluster.address}, run directory {run.root}")
+            if not cluster.haproxy:
+                progress.note("Serve runs without HAProxy (slower): start Ray with the variables of cluster/ray.env")
+            driver = await _bring_up(config, run, runtime, phases, progress, metrics, resume=resume)
+            try:
+                await _stages(config, driver, phases)
+            finally:
+                await driver.stop()
+
+
+async def _bring_up(
+    config: Config, run: RunDir, runtime: Runtime, phases: PhaseLog, progress: Progress, metrics: MetricsWriter, *, resume: bool
+) -> Driver:
+    with phases.phase("inputs"):
+        progress.phase("inputs", "model and tasks")
+        model, (tasks, heldout) = await asyncio.gather(runtime.model(), runtime.tasks())
+        progress.done("inputs", f"{len(tasks)} training tasks, {len(heldout)} held-out")
+
+    async def serve():
+        with phases.phase("serve"):
+            progress.phase("serve", "starting the engine")
+            client = await runtime.serve(model, next_incarnation(run))
+            progress.done("serve", client.base_url)
+            return client
+
+    async def learner():
+        demonstrations: Path | None = None
+        if config.train.sft is not None and not any(run.checkpoints.glob("step-*")):
+            with phases.phase("demonstrations"):
+                progress.phase("demonstrations", "executing the teacher's episodes")
+                source = config.train.sft.demonstrations
+                demonstrations = await resolve(source, "train.sft.demonstrations", "demonstrations", run, config.seed)
+                progress.done("demonstrations", str(demonstrations))
+        exchange = start_exchange(run)
+        return exchange, TrainerThread(config, run, model, demonstrations, exchange)
+
+    client, (exchange, trainer) = await asyncio.gather(serve(), learner())
+    driver = Driver(
+        config, run, tasks, heldout,
+        client=client, dispatch=runtime.pools(client), exchange=exchange, trainer=trainer, metrics=metrics, progress=progress,
+    )  # fmt: skip
+    if resume:
+        driver.restore()
+    with phases.phase("sft" if config.train.sft is not None and not resume else "weights"):
+        await driver.first_weights()
+    return driver
+
+
+async def _stages(config: Config, driver: Driver, phases: PhaseLog) -> None:
+    fresh = not any(library.batch_path(driver.run, step).exists() for step in range(1))
+    if config.eval.before and fresh:
+        with phases.phase("eval before"):
+            await driver.evaluate("before")
+    with phases.phase("train"):
+        await driver.learn()
+    if config.eval.after:
+        with phases.phase("eval after"):
+            await driver.evaluate("after")

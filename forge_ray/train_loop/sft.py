@@ -1,0 +1,75 @@
+"""The supervised start: cross entropy on demonstrations, before the first rollout. No Ray here.
+
+Batches are drawn without replacement, epoch by epoch, and hold rows of similar length (shuffle, sort inside blocks, shuffle the batches), which
+halves the padding. The order follows from the seed alone. Each rank takes every `world`-th row of a batch.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Iterator, Sequence
+
+import torch
+
+from forge_ray.config import Sft
+from forge_ray.train_loop import forward, schedule
+from forge_ray.train_loop.losses import Total
+from forge_ray.train_loop.sft_loss import sft_loss
+from forge_ray.train_loop.update import Reducer
+
+BLOCK = 50
+"""Batches that are sorted by length together."""
+
+
+def batches(rows: Sequence[forward.Row], size: int, seed: int) -> Iterator[list[forward.Row]]:
+    """Endless batches of `size` rows (fewer where there are fewer rows)."""
+    size = min(size, len(rows))
+    epoch = 0
+    while True:
+        order = list(range(len(rows)))
+        draw = random.Random(f"{seed}/{epoch}")
+        draw.shuffle(order)
+        made: list[list[int]] = []
+        for start in range(0, len(order), size * BLOCK):
+            block = sorted(order[start : start + size * BLOCK], key=lambda index: len(rows[index]))
+            made += [block[at : at + size] for at in range(0, len(block) - size + 1, size)]
+        draw.shuffle(made)
+        for batch in made:
+            yield [rows[index] for index in batch]
+        epoch += 1
+
+
+def train(
+    model: torch.nn.Module, rows: Sequence[forward.Row], config: Sft, seed: int, *, rank: int, ranks: Reducer, device: torch.device,
+    max_tokens: int, report: Callable[[int, float], None], autocast: bool = False,
+) -> float:
+    """`config.steps` updates; calls `report(step, loss)` after each; returns the mean loss of the last tenth."""
+    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
+    source = batches(rows, config.batch_size, seed)
+    last: list[float] = []
+    for step in range(config.steps):
+        batch = next(source)
+        mine = batch[rank :: ranks.world]
+        total = Total(sum(len(row.positions) for row in batch), len(batch))
+        for group in optimizer.param_groups:
+            group["lr"] = schedule.sft_rate(config, step)
+        loss_sum = torch.zeros(1, dtype=torch.float64)
+        for part in forward.microbatches(mine, max_tokens, device):
+            with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+                logprobs, _ = forward.token_logprobs(model, part)
+            loss, metrics = sft_loss(logprobs, total=total, describe=part.describe)
+            loss.backward()
+            loss_sum += metrics["loss"]
+        if ranks.world > 1:
+            # The shares add up to the mean over the whole batch; summing the gradients keeps ranks with different numbers of micro-batches in step.
+            for parameter in model.parameters():
+                if parameter.grad is not None:
+                    parameter.grad.copy_(ranks.sum(parameter.grad))
+        torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+        value = float(ranks.sum(loss_sum))
+        if step >= config.steps - max(1, config.steps // 10):
+            last.append(value)
+        report(step + 1, value)
+    return sum(last) / len(last)

@@ -1,0 +1,159 @@
+"""The train worker: what every process of the TorchTrainer runs, from the first weights to the last step.
+
+    model ← newest checkpoint, else the initial model (then SFT, checkpoint 0)
+    publish the weights of step k; then, per step: fetch the batch, update, publish k + 1, checkpoint where due
+
+Invariants: the worker group takes a fresh incarnation before it publishes anything; weights of step k are published before the batch of step k is
+asked for; a checkpoint is complete on disk before it is announced. Rank 0 alone publishes, saves and reports.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from forge_ray.config import Config
+from forge_ray.run_dir import RunDir
+
+PROGRESS_EVERY_S = 1.0
+
+
+def train_worker(settings: dict[str, Any]) -> None:
+    """Ray Train's entry: `settings` holds config, run, model, demonstrations (paths) and the exchange's handle."""
+    import ray
+    import ray.train
+    import torch
+    from ray.train.torch import get_device
+    from transformers import AutoModelForCausalLM
+
+    from forge_ray.train_loop import checkpoint, weight_sync
+    from forge_ray.train_loop.exchange import CLOSED
+    from forge_ray.train_loop.update import grpo_step, reducer
+
+    config = Config.model_validate(settings["config"])
+    run, exchange, train = RunDir(Path(settings["run"])), settings["exchange"], config.train
+    context = ray.train.get_context()
+    rank, world = context.get_world_rank(), context.get_world_size()
+    if train.threads:
+        torch.set_num_threads(train.threads)
+    torch.manual_seed(config.seed)
+    device = get_device()
+    ranks = reducer(device)
+    autocast = train.precision == "bfloat16"
+
+    def post(event: dict[str, Any]) -> None:
+        if rank == 0:
+            ray.get(exchange.post.remote(event))
+
+    start = _agree(checkpoint.latest(run), world)
+    incarnation = ray.get(exchange.begin.remote()) if rank == 0 else 0
+    initial = Path(settings["model"])
+    source = initial if start is None else checkpoint.path(run, start)
+    post({"kind": "progress", "phase": "trainer", "detail": f"loading {source.name}"})
+    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).to(device)
+    model.train()
+
+    def save(step: int, optimizer: Any) -> None:
+        if rank == 0:
+            path = checkpoint.save(run, step, model, optimizer, tokenizer_from=initial, extra={"incarnation": incarnation, "seed": config.seed})
+            checkpoint.prune(run, train.keep_checkpoints, protect=0 if train.loss.kl > 0 else None)
+            post({"kind": "checkpoint", "step": step, "path": str(path)})
+        _announce(run, step, rank)
+
+    if start is None:
+        start = 0
+        if train.sft is not None:
+            _supervised(model, config, settings["demonstrations"], rank, ranks, device, autocast, post)
+        save(0, None)
+
+    reference = None
+    if train.loss.kl > 0:
+        reference = AutoModelForCausalLM.from_pretrained(checkpoint.path(run, 0), dtype=torch.float32).to(device).eval().requires_grad_(False)
+    wrapped = torch.nn.parallel.DistributedDataParallel(model) if world > 1 else model
+    optimizer = torch.optim.AdamW(
+        model.parameters(), lr=train.optimizer.lr, betas=train.optimizer.betas, weight_decay=train.optimizer.weight_decay
+    )
+    if start > 0:
+        checkpoint.restore(run, start, optimizer)
+
+    def publish(step: int, metrics: dict[str, Any] | None) -> None:
+        if rank == 0:
+            version = f"{incarnation}.{step}"
+            path = weight_sync.publish(run, model, version)
+            post({"kind": "weights", "step": step, "version": version, "path": str(path), "metrics": metrics})
+
+    publish(start, None)
+    for step in range(start, train.steps):
+        asked = time.time()
+        got = ray.get(exchange.get_step.remote(step, rank))
+        if got == CLOSED:
+            return
+        rows = _rows(got["ref"])
+        began = time.time()
+        metrics = grpo_step(wrapped, optimizer, rows, config, step, reference=reference, device=device, ranks=ranks, autocast=autocast)
+        seconds = time.time() - began
+        metrics |= {"wait_s": began - asked, "train_s": seconds}
+        publish(step + 1, metrics)
+        if (step + 1) % train.checkpoint_every == 0 or step + 1 == train.steps:
+            save(step + 1, optimizer)
+
+
+def _rows(ref: list[Any]) -> list[Any]:
+    """The rank's share of a step batch: a Ray Dataset of one block, without prefetching (a dataset per step must cost milliseconds)."""
+    import pyarrow
+    import ray.data
+
+    from forge_ray.train_loop import forward
+    from forge_ray.trajectories.schema import conform
+
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    dataset = ray.data.from_arrow_refs(ref)
+    tables = list(dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0))
+    return forward.rows(conform(pyarrow.concat_tables(tables))) if tables else []
+
+
+def _supervised(model: Any, config: Config, demonstrations: str | None, rank: int, ranks: Any, device: Any, autocast: bool, post: Any) -> None:
+    import pyarrow.parquet
+
+    from forge_ray.train_loop import forward, sft
+
+    assert config.train.sft is not None and demonstrations is not None
+    path = Path(demonstrations)
+    table = pyarrow.parquet.read_table(path / "demonstrations.parquet" if path.is_dir() else path, columns=["ids", "mask"])
+    rows = forward.demonstration_rows(table)
+    last = 0.0
+
+    def report(step: int, loss: float) -> None:
+        nonlocal last
+        if time.time() - last >= PROGRESS_EVERY_S:
+            last = time.time()
+            post({"kind": "progress", "phase": "sft", "detail": f"step {step}/{config.train.sft.steps} loss {loss:.3f}"})  # type: ignore[union-attr]
+
+    loss = sft.train(
+        model, rows, config.train.sft, config.seed, rank=rank, ranks=ranks, device=device, max_tokens=config.train.optimizer.microbatch_tokens,
+        report=report, autocast=autocast,
+    )
+    post({"kind": "progress", "phase": "sft", "detail": f"done, loss {loss:.3f} on {len(rows)} demonstrations"})
+
+
+def _announce(run: RunDir, step: int, rank: int) -> None:
+    """Register the checkpoint with Ray Train, where it lies (no copy). A barrier over the ranks."""
+    import ray.train
+    from ray.train.v2.api.report_config import CheckpointUploadMode
+
+    from forge_ray.train_loop import checkpoint
+
+    registered = ray.train.Checkpoint.from_directory(checkpoint.path(run, step)) if rank == 0 else None
+    ray.train.report({"step": step}, checkpoint=registered, checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD)
+
+
+def _agree(step: int | None, world: int) -> int | None:
+    """Rank 0's view of the newest checkpoint, on every rank."""
+    if world == 1:
+        return step
+    import torch.distributed as dist
+
+    box = [step]
+    dist.broadcast_object_list(box, src=0)
+    return box[0]

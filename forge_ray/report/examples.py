@@ -62,7 +62,7 @@ def trajectory_html(example: Example, calls: Sequence[Call], decode: Decode) -> 
     verdict = "pass" if passed(record) else "fail"
     parts = [
         f"<article><h3>{escape(example.title)} <span class='badge {verdict}'>{escape(record.outcome.value)}, {escape(reward)}</span></h3>",
-        f"<p class='meta'>{escape(record.task_name)} · {escape(record.harness)} · {escape(record.id)} · {escape(visible(record.detail))}</p>",
+        f"<p class='meta'>{escape(' · '.join((record.task_name, record.harness, record.id, visible(record.detail))))}</p>",
     ]
     hidden = range(CALLS // 2, len(calls) - CALLS // 2) if len(calls) > CALLS else range(0)
     shown: set[str] = set()

@@ -40,9 +40,7 @@ def render(run: RunDir) -> str:
         _section(
             "Rollout against trainer",
             chart([_line("mean |rollout − trainer logprob|", steps, "logprob_diff")], y_label="nats"),
-            f"The recorded logprobs against the trainer's own, on tokens sampled by the version being trained. The run stops above {bound:g}."
-            if bound
-            else "The recorded logprobs against the trainer's own, on tokens sampled by the version being trained.",
+            _LOGPROB_NOTE + (f" The run stops above {bound:g}." if bound else ""),
         ),
         _section("Where the time went", _seconds_table(summary)),
         _section("How rollouts ended", _outcomes_table(summary)),
@@ -60,10 +58,11 @@ _REWARD_NOTE = (
     "Line: mean reward of each step's trained rollouts, with its 95 % interval over trajectories. "
     "Points: pass@1 on held-out tasks with a 95 % interval."
 )
+_LOGPROB_NOTE = "The recorded logprobs against the trainer's own, on tokens sampled by the version being trained."
 _HELDOUT_NOTE = (
     "pass@1 is the mean over tasks of the share of rollouts that pass. The intervals count the samples of one task as related, not as "
-    "independent; for a single kind of task they are wide because it has few tasks. Rollouts that an infrastructure error ended have no reward "
-    "and are left out."
+    "independent; for a single kind of task they are wide because it has few tasks. Rollouts that an infrastructure error ended "
+    "have no reward and are left out."
 )
 _EXAMPLES_NOTE = (
     "What the policy sampled is marked, the fainter the less likely it was; hover for the logprob. "

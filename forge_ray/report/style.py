@@ -31,7 +31,8 @@ td { overflow-wrap: anywhere; }
 .bar { position: absolute; left: 0; bottom: 3px; height: 3px; border-radius: 2px; background: var(--one); max-width: calc(100% - 12px); }
 .total th, .total td { font-weight: 600; border-bottom: 0; }
 article { background: var(--panel); border: 1px solid var(--line); border-radius: 10px; padding: 16px 18px; margin: 14px 0; }
-.badge { font-size: 12px; font-weight: 600; padding: 1px 9px; border-radius: 99px; border: 1px solid; margin-left: 6px; white-space: nowrap; }
+.badge { font-size: 12px; font-weight: 600; padding: 1px 9px; border-radius: 99px; border: 1px solid; margin-left: 6px;
+  white-space: nowrap; }
 .badge.pass { color: var(--good); } .badge.fail { color: var(--bad); }
 details { margin-top: 12px; }
 summary { cursor: pointer; font-weight: 600; font-size: 13px; }

@@ -90,9 +90,8 @@ def chart(
         if x_low <= tick <= x_high and tick == int(tick):
             parts.append(f'<text class="tick" x="{px(tick):.1f}" y="{HEIGHT - BOTTOM + 18}" text-anchor="middle">{int(tick)}</text>')
     parts.append(f'<text class="axis" x="{(LEFT + WIDTH - RIGHT) / 2:.0f}" y="{HEIGHT - 4}" text-anchor="middle">{escape(x_label)}</text>')
-    parts.append(
-        f'<text class="axis" transform="translate(14 {(TOP + HEIGHT - BOTTOM) / 2:.0f}) rotate(-90)" text-anchor="middle">{escape(y_label)}</text>'
-    )
+    turned = f'transform="translate(14 {(TOP + HEIGHT - BOTTOM) / 2:.0f}) rotate(-90)" text-anchor="middle"'
+    parts.append(f'<text class="axis" {turned}>{escape(y_label)}</text>')
     if rule and y_low <= rule[0] <= y_high:
         parts.append(f'<line class="rule" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{py(rule[0]):.1f}" y2="{py(rule[0]):.1f}"/>')
         parts.append(f'<text class="tick" x="{WIDTH - RIGHT}" y="{py(rule[0]) - 5:.1f}" text-anchor="end">{escape(rule[1])}</text>')

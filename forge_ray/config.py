@@ -338,7 +338,9 @@ def load(path: str | os.PathLike[str], overrides: list[str] | None = None) -> Co
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         line = f":{mark.line + 1}" if mark else ""
-        raise UserError(f"not valid YAML ({getattr(error, 'problem', error)})", where=f"{path}{line}", fix="check the indentation") from None
+        raise UserError(
+            f"not valid YAML ({getattr(error, 'problem', error)})", where=f"{path}{line}", fix="check the indentation"
+        ) from None
     if not isinstance(tree, dict):
         raise UserError("is not a mapping of keys", where=str(path), fix="see examples/quickstart/run.yaml")
     for override in overrides or []:
@@ -453,7 +455,9 @@ def _user_error(error: ValidationError, path: str, node: Any) -> UserError:
         return UserError(f"{key} is missing{more}", where=where, fix="add it")
     if not location:
         return UserError(f"{first['msg'].removeprefix('Value error, ')}{more}", where=where)
-    return UserError(f"{key} = {first['input']!r} is refused: {first['msg'].removeprefix('Value error, ')}{more}", where=where, fix="correct the value")
+    return UserError(
+        f"{key} = {first['input']!r} is refused: {first['msg'].removeprefix('Value error, ')}{more}", where=where, fix="correct the value"
+    )
 
 
 def _absolute(config: Config, base: Path) -> Config:

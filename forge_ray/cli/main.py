@@ -24,7 +24,9 @@ COMMANDS = {
 
 def parser() -> argparse.ArgumentParser:
     """The whole command line."""
-    top = argparse.ArgumentParser(prog="forge-ray", description="Train agents by reinforcement learning inside the real programs they are deployed in.")
+    top = argparse.ArgumentParser(
+        prog="forge-ray", description="Train agents by reinforcement learning inside the real programs they are deployed in."
+    )
     top.add_argument("--version", action="version", version=f"forge-ray {__version__}")
     commands = top.add_subparsers(dest="command", metavar="command", required=True)
     made = {name: commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".") for name, text in COMMANDS.items()}
@@ -35,7 +37,9 @@ def parser() -> argparse.ArgumentParser:
     made["rollout"].add_argument("--task", required=True, metavar="T", help="name of a training or held-out task, or a task directory")
     made["rollout"].add_argument("--harness", metavar="H", help="name of a harness (default: the config's first)")
     made["rollout"].add_argument("--checkpoint", metavar="C", help="a checkpoint directory, or `latest`")
-    made["eval"].add_argument("--checkpoint", metavar="C", help="a checkpoint directory, or `latest` of the run (default: the initial policy)")
+    made["eval"].add_argument(
+        "--checkpoint", metavar="C", help="a checkpoint directory, or `latest` of the run (default: the initial policy)"
+    )
     made["eval"].add_argument("--k", type=int, default=None, metavar="K", help="rollouts per task (default: eval.samples)")
     for command in made.values():
         command.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides of the config")
@@ -47,7 +51,9 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     top = parser()
     # argparse gives positionals that follow an option to nobody: take key=value words out first.
     words = list(sys.argv[1:] if argv is None else argv)
-    overrides = [word for i, word in enumerate(words) if "=" in word and not word.startswith("-") and (i == 0 or words[i - 1] not in OPTIONS)]
+    overrides = [
+        word for i, word in enumerate(words) if "=" in word and not word.startswith("-") and (i == 0 or words[i - 1] not in OPTIONS)
+    ]
     rest = [word for i, word in enumerate(words) if not (word in overrides and "=" in word)]
     parsed = top.parse_args(rest)
     parsed.overrides = overrides

@@ -38,11 +38,16 @@ def find(config: Config) -> str | None:
         return running
     if address.startswith(("http://", "https://")):
         raise UserError(
-            f"{address} is a dashboard address, which only `ray job submit` understands", where=where,
+            f"{address} is a dashboard address, which only `ray job submit` understands",
+            where=where,
             fix="unset RAY_ADDRESS, or set it to the cluster's host:6379",
         )
     if address.startswith("ray://"):
-        raise UserError(f"{address} is a Ray Client address, which cannot serve", where=where, fix="submit the run with `ray job submit`, or give host:6379")
+        raise UserError(
+            f"{address} is a Ray Client address, which cannot serve",
+            where=where,
+            fix="submit the run with `ray job submit`, or give host:6379",
+        )
     host, separator, port = address.rpartition(":")
     if not separator or not port.isdigit():
         raise UserError(f"{address!r} is no host:port", where=where, fix="give the cluster's host:6379")
@@ -66,8 +71,13 @@ def connect(config: Config, *, extra_environment: dict[str, str] | None = None) 
 
     if address is None:
         ray.init(
-            address="local", num_cpus=config.ray.num_cpus or max(4, os.cpu_count() or 1), include_dashboard=config.ray.dashboard,
-            object_store_memory=config.ray.object_store_mb * 2**20, log_to_driver=False, logging_level="WARNING", runtime_env=runtime_env,
+            address="local",
+            num_cpus=config.ray.num_cpus or max(4, os.cpu_count() or 1),
+            include_dashboard=config.ray.dashboard,
+            object_store_memory=config.ray.object_store_mb * 2**20,
+            log_to_driver=False,
+            logging_level="WARNING",
+            runtime_env=runtime_env,
         )
         return Cluster(owned=True, address="local", haproxy=ray_env.haproxy())
     ray.init(address=address, log_to_driver=False, logging_level="WARNING", runtime_env=runtime_env)

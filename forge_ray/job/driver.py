@@ -46,8 +46,18 @@ class Driver:
     """A run between "everything is up" and "the last step is trained"."""
 
     def __init__(
-        self, config: Config, run: RunDir, tasks: list[TaskRef], heldout: list[TaskRef], *,
-        client: ProxyClient, dispatch: Dispatch, exchange: Any, trainer: TrainerThread, metrics: MetricsWriter, progress: Progress,
+        self,
+        config: Config,
+        run: RunDir,
+        tasks: list[TaskRef],
+        heldout: list[TaskRef],
+        *,
+        client: ProxyClient,
+        dispatch: Dispatch,
+        exchange: Any,
+        trainer: TrainerThread,
+        metrics: MetricsWriter,
+        progress: Progress,
     ) -> None:
         self.config, self.run = config, run
         self._heldout = heldout
@@ -134,8 +144,13 @@ class Driver:
                 self._spawn(self._rollout(request))
             # Slots of an admitted group may wait for a free place: `max_in_flight` bounds what is launched, the staleness what is admitted.
             room = groups_to_start(
-                max_in_flight=scheduler.running + train.group_size, running=scheduler.running, accepted=scheduler.accepted, version=self.version,
-                max_staleness=train.max_staleness, groups_per_step=train.groups_per_step, group_size=train.group_size,
+                max_in_flight=scheduler.running + train.group_size,
+                running=scheduler.running,
+                accepted=scheduler.accepted,
+                version=self.version,
+                max_staleness=train.max_staleness,
+                groups_per_step=train.groups_per_step,
+                group_size=train.group_size,
             )
             if self._in_flight >= limit or not room or scheduler.claimed >= train.steps * train.groups_per_step:
                 return
@@ -317,4 +332,3 @@ class Driver:
         for task in list(self._tasks):
             with suppress(BaseException):
                 await task
-

@@ -19,7 +19,12 @@ if TYPE_CHECKING:
 
 
 async def evaluate(
-    config: Config, dispatch: Dispatch, tasks: list[TaskRef], label: str, samples: int | None = None, done: list[RolloutRecord] | None = None
+    config: Config,
+    dispatch: Dispatch,
+    tasks: list[TaskRef],
+    label: str,
+    samples: int | None = None,
+    done: list[RolloutRecord] | None = None,
 ) -> AsyncIterator[RolloutRecord]:
     """The final records of evaluation `label` as they come; `done` are those of an earlier try of the same evaluation."""
     requests = {}

@@ -39,4 +39,3 @@ class Recordings:
 def batch_path(run: RunDir, step: int) -> Path:
     """Where the batch of `step` lies; written once, before it is trained."""
     return run.batches / f"step-{step:06d}.parquet"
-

@@ -62,7 +62,8 @@ class Runtime:
         """Training and held-out tasks, validated."""
         sources = [("train", self.config.tasks.train), ("heldout", self.config.tasks.heldout)]
         found = [
-            await resolve(source, f"tasks.{name}", f"tasks-{name}", self.run, self.config.seed) if source else None for name, source in sources
+            await resolve(source, f"tasks.{name}", f"tasks-{name}", self.run, self.config.seed) if source else None
+            for name, source in sources
         ]
         loaded = [await asyncio.to_thread(load_tasks, path) if path else [] for path in found]
         train, heldout = ([TaskRef(task.name, str(task.directory)) for task in tasks] for tasks in loaded)
@@ -110,4 +111,3 @@ class Runtime:
             # Going down must go on; what could not be stopped is said.
             with contextlib.suppress(ValueError):
                 log.warning("stopping the %s failed: %r", what, error)
-

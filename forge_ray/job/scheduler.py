@@ -55,7 +55,13 @@ class Group:
 
     def request(self, slot: int, attempt: int) -> RolloutRequest:
         return RolloutRequest(
-            key=self.key(slot), purpose="train", task=self.task.path, task_name=self.task.name, harness=self.harness, group=self.index, attempt=attempt
+            key=self.key(slot),
+            purpose="train",
+            task=self.task.path,
+            task_name=self.task.name,
+            harness=self.harness,
+            group=self.index,
+            attempt=attempt,
         )
 
 

@@ -49,8 +49,16 @@ async def resolve(source: Source, field: str, name: str, run: RunDir, seed: int,
     arguments = json.dumps({"out": str(building), "seed": seed, "run": str(run.root), **source.options})
     with log.open("wb") as output:
         process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "forge_ray.job.sources", str(file), function, arguments,
-            stdin=asyncio.subprocess.DEVNULL, stdout=output, stderr=asyncio.subprocess.STDOUT, env={**os.environ, **(environment or {})},
+            sys.executable,
+            "-m",
+            "forge_ray.job.sources",
+            str(file),
+            function,
+            arguments,
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=output,
+            stderr=asyncio.subprocess.STDOUT,
+            env={**os.environ, **(environment or {})},
         )
         try:
             code = await process.wait()
@@ -83,7 +91,9 @@ def call(file: str, function: str, arguments: dict) -> None:
     spec.loader.exec_module(module)
     target = getattr(module, function, None)
     if not callable(target):
-        raise UserError(f"{path.name} has no function {function!r}; it has {', '.join(sorted(n for n in vars(module) if inspect.isfunction(vars(module)[n])))}")
+        raise UserError(
+            f"{path.name} has no function {function!r}; it has {', '.join(sorted(n for n in vars(module) if inspect.isfunction(vars(module)[n])))}"
+        )
     keywords = dict(arguments)
     out = Path(keywords.pop("out"))
     if "run" not in inspect.signature(target).parameters:

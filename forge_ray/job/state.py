@@ -23,7 +23,9 @@ def create(config: Config) -> RunDir:
     refuse_job_copy(root)
     if root.exists() and any(root.iterdir()):
         raise UserError(
-            f"run directory {root} exists", where="name", fix=f"continue it with `forge-ray train --resume {root}` or choose another: name=…"
+            f"run directory {root} exists",
+            where="name",
+            fix=f"continue it with `forge-ray train --resume {root}` or choose another: name=…",
         )
     try:
         run = RunDir(root).create()
@@ -48,4 +50,8 @@ def reopen(where: str, runs: str | None = None) -> tuple[Config, RunDir]:
 def refuse_job_copy(root: Path) -> None:
     """`ray job submit --working-dir` runs in a temporary copy that is deleted later: a run must not land there."""
     if "_ray_pkg_" in str(root) and "runtime_resources" in root.parts:
-        raise UserError(f"{root} lies in the submitted job's temporary copy", where="runs", fix="give an absolute path, for example runs: ~/forge-ray-runs")
+        raise UserError(
+            f"{root} lies in the submitted job's temporary copy",
+            where="runs",
+            fix="give an absolute path, for example runs: ~/forge-ray-runs",
+        )

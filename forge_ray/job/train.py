@@ -96,7 +96,7 @@ async def _bring_up(
 
 
 async def _stages(config: Config, driver: Driver, phases: PhaseLog) -> None:
-    fresh = not any(library.batch_path(driver.run, step).exists() for step in range(1))
+    fresh = not library.batch_path(driver.run, 0).exists()
     if config.eval.before and fresh:
         with phases.phase("eval before"):
             await driver.evaluate("before")

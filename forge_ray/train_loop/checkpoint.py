@@ -22,7 +22,15 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 NAME = re.compile(r"step-(\d{6,})")
-TOKENIZER_FILES = ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "chat_template.jinja", "vocab.json", "merges.txt", "generation_config.json")
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "tokenizer_config.json",
+    "special_tokens_map.json",
+    "chat_template.jinja",
+    "vocab.json",
+    "merges.txt",
+    "generation_config.json",
+)
 
 
 class CheckpointError(ForgeRayError):
@@ -58,7 +66,9 @@ def save(
             shutil.copy2(tokenizer_from / name, temporary / name)
     if optimizer is not None:
         torch.save(optimizer.state_dict(), temporary / "optimizer.pt")
-    torch.save({"torch": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}, temporary / "rng.pt")
+    torch.save(
+        {"torch": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}, temporary / "rng.pt"
+    )
     (temporary / "trainer.json").write_text(json.dumps({"step": step, **extra}))
     for file in [*temporary.iterdir(), temporary]:
         handle = os.open(file, os.O_RDONLY)

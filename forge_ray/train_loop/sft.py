@@ -40,8 +40,17 @@ def batches(rows: Sequence[forward.Row], size: int, seed: int) -> Iterator[list[
 
 
 def train(
-    model: torch.nn.Module, rows: Sequence[forward.Row], config: Sft, seed: int, *, rank: int, ranks: Reducer, device: torch.device,
-    max_tokens: int, report: Callable[[int, float], None], autocast: bool = False,
+    model: torch.nn.Module,
+    rows: Sequence[forward.Row],
+    config: Sft,
+    seed: int,
+    *,
+    rank: int,
+    ranks: Reducer,
+    device: torch.device,
+    max_tokens: int,
+    report: Callable[[int, float], None],
+    autocast: bool = False,
 ) -> float:
     """`config.steps` updates; calls `report(step, loss)` after each; returns the mean loss of the last tenth."""
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)

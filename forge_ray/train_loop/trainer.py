@@ -73,8 +73,11 @@ def _fit(config: Config, run: RunDir, model: Path, demonstrations: Path | None, 
     TorchTrainer(
         train_worker,
         train_loop_config={
-            "config": config.model_dump(mode="json"), "run": str(run.root), "model": str(model),
-            "demonstrations": str(demonstrations) if demonstrations else None, "exchange": exchange,
+            "config": config.model_dump(mode="json"),
+            "run": str(run.root),
+            "model": str(model),
+            "demonstrations": str(demonstrations) if demonstrations else None,
+            "exchange": exchange,
         },
         scaling_config=ScalingConfig(num_workers=train.workers, use_gpu=train.worker_gpus > 0, resources_per_worker=resources),
         run_config=RunConfig(name="ray-train", storage_path=str(run.root), failure_config=FailureConfig(max_failures=MAX_FAILURES)),

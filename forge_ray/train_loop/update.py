@@ -57,8 +57,16 @@ def reducer(device: torch.device) -> Reducer:
 
 
 def grpo_step(
-    model: torch.nn.Module, optimizer: torch.optim.Optimizer, rows: Sequence[forward.Row], config: Config, step: int, *,
-    reference: torch.nn.Module | None, device: torch.device, ranks: Reducer, autocast: bool = False,
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer,
+    rows: Sequence[forward.Row],
+    config: Config,
+    step: int,
+    *,
+    reference: torch.nn.Module | None,
+    device: torch.device,
+    ranks: Reducer,
+    autocast: bool = False,
 ) -> dict[str, float]:
     """Train the batch of step `step` (from 0, the version that the rollouts' freshest tokens have); returns the step's metrics.
 
@@ -98,14 +106,25 @@ def grpo_step(
                 sums[name] += value
     mean = {name: value / max(1, updates) for name, value in sums.items()}
     return {
-        **mean, "clip_fraction": mean["clip_low"] + mean["clip_high"], "grad_norm": sum(norms) / max(1, len(norms)), "lr": rate, "updates": updates,
+        **mean,
+        "clip_fraction": mean["clip_low"] + mean["clip_high"],
+        "grad_norm": sum(norms) / max(1, len(norms)),
+        "lr": rate,
+        "updates": updates,
         **({"logprob_diff": fresh, "fresh_tokens": fresh_tokens} if fresh is not None else {"fresh_tokens": 0}),
     }
 
 
 def _accumulate(
-    model: torch.nn.Module, part: Sequence[forward.Row], total: Total, config: Config, fresh_step: int | None, reference: torch.nn.Module | None,
-    device: torch.device, ranks: Reducer, autocast: bool,
+    model: torch.nn.Module,
+    part: Sequence[forward.Row],
+    total: Total,
+    config: Config,
+    fresh_step: int | None,
+    reference: torch.nn.Module | None,
+    device: torch.device,
+    ranks: Reducer,
+    autocast: bool,
 ) -> tuple[Tensor, Tensor]:
     """Gradients of one update, summed over micro-batches and ranks; the metrics' shares (len(METRICS),) and [sum, count] of the fresh difference."""
     loss_config = config.train.loss
@@ -130,15 +149,21 @@ def _accumulate(
                     with torch.no_grad():
                         reference_logprobs, _ = forward.token_logprobs(reference, batch)
             loss, metrics = policy_loss(
-                loss_config, logprobs=logprobs, entropy=entropy if loss_config.entropy > 0 else entropy.detach() if entropy is not None else None,
-                total=total, reference_logprobs=reference_logprobs, **batch.loss_inputs(),
+                loss_config,
+                logprobs=logprobs,
+                entropy=entropy if loss_config.entropy > 0 else entropy.detach() if entropy is not None else None,
+                total=total,
+                reference_logprobs=reference_logprobs,
+                **batch.loss_inputs(),
             )
             # DDP averages over the ranks, the loss is a share of a sum.
             (loss * ranks.world).backward()
         shares += torch.tensor([metrics.get(name, 0.0) for name in METRICS], dtype=torch.float64)
         if fresh_step is not None:
             fresh = batch.steps == fresh_step
-            seen += torch.tensor([float((logprobs.detach() - batch.old_logprobs).abs()[fresh].double().sum()), float(fresh.sum())], dtype=torch.float64)
+            seen += torch.tensor(
+                [float((logprobs.detach() - batch.old_logprobs).abs()[fresh].double().sum()), float(fresh.sum())], dtype=torch.float64
+            )
     return shares, seen
 
 

@@ -56,7 +56,9 @@ def train_worker(settings: dict[str, Any]) -> None:
 
     def save(step: int, optimizer: Any) -> None:
         if rank == 0:
-            path = checkpoint.save(run, step, model, optimizer, tokenizer_from=initial, extra={"incarnation": incarnation, "seed": config.seed})
+            path = checkpoint.save(
+                run, step, model, optimizer, tokenizer_from=initial, extra={"incarnation": incarnation, "seed": config.seed}
+            )
             checkpoint.prune(run, train.keep_checkpoints, protect=0 if train.loss.kl > 0 else None)
             post({"kind": "checkpoint", "step": step, "path": str(path)})
         _announce(run, step, rank)
@@ -69,7 +71,9 @@ def train_worker(settings: dict[str, Any]) -> None:
 
     reference = None
     if train.loss.kl > 0:
-        reference = AutoModelForCausalLM.from_pretrained(checkpoint.path(run, 0), dtype=torch.float32).to(device).eval().requires_grad_(False)
+        reference = (
+            AutoModelForCausalLM.from_pretrained(checkpoint.path(run, 0), dtype=torch.float32).to(device).eval().requires_grad_(False)
+        )
     wrapped = torch.nn.parallel.DistributedDataParallel(model) if world > 1 else model
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=train.optimizer.lr, betas=train.optimizer.betas, weight_decay=train.optimizer.weight_decay
@@ -113,7 +117,9 @@ def _rows(ref: list[Any]) -> list[Any]:
     return forward.rows(conform(pyarrow.concat_tables(tables))) if tables else []
 
 
-def _supervised(model: Any, config: Config, demonstrations: str | None, rank: int, ranks: Any, device: Any, autocast: bool, post: Any) -> None:
+def _supervised(
+    model: Any, config: Config, demonstrations: str | None, rank: int, ranks: Any, device: Any, autocast: bool, post: Any
+) -> None:
     import pyarrow.parquet
 
     from forge_ray.train_loop import forward, sft
@@ -131,8 +137,16 @@ def _supervised(model: Any, config: Config, demonstrations: str | None, rank: in
             post({"kind": "progress", "phase": "sft", "detail": f"step {step}/{config.train.sft.steps} loss {loss:.3f}"})  # type: ignore[union-attr]
 
     loss = sft.train(
-        model, rows, config.train.sft, config.seed, rank=rank, ranks=ranks, device=device, max_tokens=config.train.optimizer.microbatch_tokens,
-        report=report, autocast=autocast,
+        model,
+        rows,
+        config.train.sft,
+        config.seed,
+        rank=rank,
+        ranks=ranks,
+        device=device,
+        max_tokens=config.train.optimizer.microbatch_tokens,
+        report=report,
+        autocast=autocast,
     )
     post({"kind": "progress", "phase": "sft", "detail": f"done, loss {loss:.3f} on {len(rows)} demonstrations"})
 

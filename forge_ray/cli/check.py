@@ -1,0 +1,202 @@
+"""`forge-ray check run.yaml`: is this config whole, can this machine run it, and what is missing where.
+
+Every finding says what was looked at and, where something is missing, how to get it. `require` runs the same findings before any other command
+starts anything and turns the first that blocks into a `UserError`.
+"""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import os
+import shutil
+import socket
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+from forge_ray.cli.common import config_of
+from forge_ray.config import Config, Source
+from forge_ray.errors import UserError
+
+
+@dataclass(frozen=True)
+class Finding:
+    """One thing that was looked at."""
+
+    topic: str
+    state: str
+    """What was found, in a few words."""
+    ok: bool = True
+    blocking: bool = True
+    """Whether a run cannot start without it."""
+    fix: str = ""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    config = config_of(arguments)
+    found = list(findings(config))
+    width = max(len(finding.topic) for finding in found)
+    for finding in found:
+        mark = "ok  " if finding.ok else ("MISS" if finding.blocking else "note")
+        print(f"{mark}  {finding.topic:<{width}}  {finding.state}{f'; {finding.fix}' if finding.fix and not finding.ok else ''}")
+    blocked = [finding for finding in found if not finding.ok and finding.blocking]
+    print(f"run directory: {Path(config.runs) / config.name}")
+    if blocked:
+        raise UserError(f"{len(blocked)} thing(s) missing, first: {blocked[0].state}", where=blocked[0].topic, fix=blocked[0].fix)
+    return 0
+
+
+def require(config: Config) -> None:
+    """Raise `UserError` for the first finding that blocks a run."""
+    for finding in findings(config):
+        if not finding.ok and finding.blocking:
+            raise UserError(finding.state, where=finding.topic, fix=finding.fix)
+
+
+def findings(config: Config) -> Iterator[Finding]:
+    """Everything that is looked at, in the order in which a person would mend it."""
+    yield _packages()
+    yield _runs(config)
+    yield from _sources(config)
+    yield from _harnesses(config)
+    yield _sandbox(config)
+    yield from _ray(config)
+    yield _port(config)
+    yield _memory()
+
+
+def _packages() -> Finding:
+    missing = [name for name in ("ray", "torch", "transformers", "vllm") if importlib.util.find_spec(name) is None]
+    if missing:
+        return Finding(
+            "packages",
+            f"{', '.join(missing)} cannot be imported",
+            False,
+            fix="run `make env`, or install forge-ray with the cpu or gpu extra",
+        )
+    return Finding("packages", "ray, torch, transformers, vllm")
+
+
+def _runs(config: Config) -> Finding:
+    parent = Path(config.runs)
+    while not parent.exists() and parent != parent.parent:
+        parent = parent.parent
+    if not os.access(parent, os.W_OK):
+        return Finding("runs", f"{config.runs} cannot be written", False, fix="set runs to a directory of yours")
+    free = shutil.disk_usage(parent).free / 2**30
+    return Finding("runs", f"{config.runs}, {free:.0f} GiB free", free > 1, fix="free some space or set runs elsewhere")
+
+
+def _sources(config: Config) -> Iterator[Finding]:
+    from forge_ray.job.sources import GONE
+
+    sft = config.train.sft
+    named: list[tuple[str, Source | None]] = [
+        ("policy.model", config.policy.model),
+        ("tasks.train", config.tasks.train),
+        ("tasks.heldout", config.tasks.heldout),
+        ("train.sft.demonstrations", sft.demonstrations if sft else None),
+    ]
+    for field, source in named:
+        if source is None:
+            continue
+        path = source.function[0] if source.function else Path(source.path)
+        if not path.exists():
+            yield Finding(field, f"{path} does not exist", False, fix=f"correct the path{GONE}")
+        elif source.function is None and field.startswith("tasks."):
+            yield _tasks(field, path, config)
+        elif field == "policy.model" and source.function is None and not (path / "config.json").is_file():
+            yield Finding(field, f"{path} is no model directory (no config.json)", False, fix="give a Hugging Face model directory")
+        else:
+            yield Finding(field, f"{path}{f':{source.function[1]}' if source.function else ''}")
+    for field in ("chat_template", "script"):
+        value = getattr(config.policy, field)
+        if value and not Path(value).is_file():
+            yield Finding(f"policy.{field}", f"{value} does not exist", False, fix=f"correct the path{GONE}")
+
+
+def _tasks(field: str, path: Path, config: Config) -> Finding:
+    from forge_ray.tasks.task import load_tasks
+
+    try:
+        tasks = load_tasks(path)
+    except UserError as error:
+        return Finding(field, error.problem, False, fix=error.fix or "mend the task")
+    isolation = _isolation(config)
+    named = [f"{task.name}: {problem}" for task in tasks for problem in task.unsupported(config.sandbox.backend, isolation)]
+    if named:
+        return Finding(
+            field, f"{len(named)} unsupported feature(s): {'; '.join(named[:3])}", False, fix="change the task or the sandbox backend"
+        )
+    notes = sorted({note for task in tasks for note in task.notes})
+    return Finding(field, f"{len(tasks)} tasks{f' ({notes[0]})' if notes else ''}")
+
+
+def _harnesses(config: Config) -> Iterator[Finding]:
+    from forge_ray.harnesses.harness import get
+
+    for entry in config.harnesses:
+        missing = get(entry.name, entry.options).check()
+        if missing:
+            yield Finding(f"harness {entry.name}", missing[0].what, False, fix=missing[0].fix)
+        else:
+            yield Finding(f"harness {entry.name}", "ready")
+
+
+def _isolation(config: Config):
+    from forge_ray.sandboxes.bubblewrap import works
+
+    if config.sandbox.isolation == "none":
+        return "none"
+    return "bubblewrap" if works() else "none"
+
+
+def _sandbox(config: Config) -> Finding:
+    isolation = _isolation(config)
+    if isolation == "bubblewrap" or config.sandbox.isolation == "none":
+        return Finding("sandbox", f"process, isolation {isolation}")
+    fix = "install bubblewrap (apt-get install bubblewrap) and allow user namespaces"
+    if config.sandbox.isolation == "bubblewrap":
+        return Finding("sandbox", "bubblewrap does not work on this machine", False, fix=fix)
+    return Finding("sandbox", "process without file-system isolation: harnesses see this machine's files", False, blocking=False, fix=fix)
+
+
+def _ray(config: Config) -> Iterator[Finding]:
+    from forge_ray import ray_env
+    from forge_ray.job.cluster import find
+
+    try:
+        address = find(config)
+    except UserError as error:
+        yield Finding(error.where or "ray", error.problem, False, fix=error.fix or "")
+        return
+    if address is None:
+        yield Finding("ray", "a cluster of this run's own will be started, with Serve's HAProxy mode")
+        return
+    yield Finding("ray", f"joins the cluster at {address}")
+    if not ray_env.haproxy():
+        yield Finding(
+            "ray", "Serve's HAProxy mode is not set in this shell (the run works, slower)", False, blocking=False,
+            fix="start Ray with the variables of cluster/ray.env",
+        )  # fmt: skip
+
+
+def _port(config: Config) -> Finding:
+    host = "127.0.0.1" if config.proxy.host in ("0.0.0.0", "::") else config.proxy.host
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, config.proxy.port))
+        except OSError as error:
+            return Finding(
+                "proxy.port", f"{host}:{config.proxy.port} cannot be used ({error.strerror})", False, fix="give another: proxy.port=18701"
+            )
+    return Finding("proxy.port", f"{host}:{config.proxy.port} is free")
+
+
+def _memory() -> Finding:
+    import psutil
+
+    available = psutil.virtual_memory().available / 2**30
+    return Finding("memory", f"{available:.0f} GiB available", available >= 6, blocking=False, fix="the quickstart needs about 6 GiB")

@@ -1,0 +1,117 @@
+"""Rollouts outside training: one of them (`forge-ray rollout`), or the held-out tasks (`forge-ray eval`).
+
+Each gets a run directory of its own beside the training run's, so that nothing that is evaluated can be taken for training data.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from pathlib import Path
+
+from forge_ray.config import Config
+from forge_ray.errors import UserError
+from forge_ray.job import library, state
+from forge_ray.job.evaluate import evaluate
+from forge_ray.job.runtime import Runtime
+from forge_ray.job.scheduler import TaskRef
+from forge_ray.report.phases import PhaseLog
+from forge_ray.report.progress import Progress
+from forge_ray.rollout import RolloutRecord, RolloutRequest
+from forge_ray.run_dir import RunDir, next_incarnation
+
+
+def checkpoint(config: Config, where: str | None) -> Path | None:
+    """A model directory from `--checkpoint`: a path, `latest` of the config's run, or None for the initial model."""
+    if where is None:
+        return None
+    if where == "latest":
+        from forge_ray.train_loop.checkpoint import latest, path
+
+        run = RunDir(Path(config.runs) / config.name)
+        step = latest(run)
+        if step is None:
+            raise UserError(f"{run.root} has no checkpoint", where="--checkpoint latest", fix="train first, or give a checkpoint directory")
+        return path(run, step)
+    directory = Path(where).expanduser().resolve()
+    if not (directory / "config.json").is_file():
+        raise UserError(f"{where} is no model directory (no config.json)", where="--checkpoint", fix="give <run>/checkpoints/step-…")
+    return directory
+
+
+def side_run(config: Config, what: str) -> tuple[Config, RunDir]:
+    """A run directory for this command: `<name>-<what>-<time>`."""
+    config = config.model_copy(update={"name": f"{config.name[:40]}-{what}-{time.strftime('%Y%m%d-%H%M%S')}"})
+    return config, state.create(config)
+
+
+def run_one(config: Config, run: RunDir, task: str, harness: str, model: Path | None) -> RolloutRecord:
+    """One rollout of `harness` at `task` (a name or a directory)."""
+
+    async def work(runtime: Runtime, progress: Progress) -> RolloutRecord:
+        reference = await _find_task(runtime, task)
+        client = await _serve(runtime, progress, model)
+        progress.phase("rollout", f"{harness} at {reference.name}")
+        request = RolloutRequest(key="single", purpose="eval", task=reference.path, task_name=reference.name, harness=harness)
+        return await runtime.pools(client).run(request)
+
+    return _in_runtime(config, run, work)
+
+
+def run_heldout(config: Config, run: RunDir, samples: int, model: Path | None) -> list[RolloutRecord]:
+    """`samples` rollouts of every held-out task."""
+
+    async def work(runtime: Runtime, progress: Progress) -> list[RolloutRecord]:
+        _, heldout = await runtime.tasks()
+        if not heldout:
+            raise UserError("tasks.heldout is not set", where="forge-ray eval", fix="name the held-out tasks in the config")
+        client = await _serve(runtime, progress, model)
+        records: list[RolloutRecord] = []
+        with PhaseLog(run.phases).phase("eval"):
+            async for record in evaluate(config, runtime.pools(client), heldout, "eval", samples=samples):
+                records.append(record)
+                progress.evaluation("eval", records, len(heldout) * samples * len(config.harnesses))
+        return records
+
+    return _in_runtime(config, run, work)
+
+
+def calls(run: RunDir, record: RolloutRecord):
+    """The recorded calls of a rollout, by completion."""
+    return library.Recordings(run).with_calls([record])[0][1]
+
+
+def _in_runtime(config: Config, run: RunDir, work):
+    async def main():
+        with Progress(title=config.name) as progress:
+            async with Runtime(config, run) as runtime:
+                progress.phase("Ray", "starting")
+                runtime.connect()
+                progress.done("Ray", str(run.root))
+                return await work(runtime, progress)
+
+    try:
+        return asyncio.run(main())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+
+
+async def _serve(runtime: Runtime, progress: Progress, model: Path | None):
+    progress.phase("serve", "starting the engine")
+    client = await runtime.serve(model or await runtime.model(), next_incarnation(runtime.run))
+    progress.done("serve", client.base_url)
+    return client
+
+
+async def _find_task(runtime: Runtime, task: str) -> TaskRef:
+    if Path(task).is_dir():
+        from forge_ray.tasks.task import load_task
+
+        loaded = load_task(Path(task).resolve())
+        return TaskRef(loaded.name, str(loaded.directory))
+    train, heldout = await runtime.tasks()
+    for reference in (*train, *heldout):
+        if task in (reference.name, Path(reference.path).name):
+            return reference
+    some = ", ".join(reference.name for reference in train[:5])
+    raise UserError(f"no task {task!r}", where="--task", fix=f"give a task directory, or a name such as {some}")

@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from forge_ray.harnesses import install
-from forge_ray.harnesses.harness import Command, Harness, Launch, Missing, Options, exit_text
+from forge_ray.harnesses.harness import Command, Harness, Launch, Missing, Options, exit_text, json_lines
 
 MAX_ARGUMENT = 120_000
 """Bytes; Linux refuses a single argument of 128 KiB."""
@@ -55,3 +55,10 @@ class ClaudeCode(Harness):
     def crashed(self, exit_code: int | None, log: str) -> str | None:
         # Its report of a finished run, good or bad, is one JSON object of this type.
         return None if exit_code in (0, None) or '"type":"result"' in log else exit_text(exit_code, log)
+
+    def no_answer(self, exit_code: int | None, log: str) -> str | None:
+        for event in json_lines(log):
+            text = str(event.get("result"))
+            if event.get("type") == "result" and event.get("is_error") and text.startswith("API Error"):
+                return text[:300]
+        return None

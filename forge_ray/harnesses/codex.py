@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from forge_ray.harnesses import install
-from forge_ray.harnesses.harness import Command, Harness, Launch, Missing, Options, exit_text
+from forge_ray.harnesses.harness import Command, Harness, Launch, Missing, Options, exit_text, json_lines
 
 KEY = "FORGE_RAY_KEY"
 MAX_ARGUMENT = 120_000
@@ -80,3 +80,10 @@ class Codex(Harness):
         if exit_code in (0, None) or any(event in log for event in ('"type":"turn.completed"', '"type":"turn.failed"')):
             return None
         return exit_text(exit_code, log)
+
+    def no_answer(self, exit_code: int | None, log: str) -> str | None:
+        for event in json_lines(log):
+            if event.get("type") == "turn.failed":
+                error = event.get("error")
+                return str(error.get("message") if isinstance(error, dict) else error)[:300]
+        return None

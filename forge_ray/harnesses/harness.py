@@ -1,7 +1,7 @@
 """What a harness adapter is: how one agent program is found, installed, pointed at the proxy and started, and how its crash looks.
 
-An adapter is a class with three questions to answer; everything else about a rollout is the same for every program. Bring your own
-as `file.py:Class`, a subclass of `Harness`:
+An adapter is a class with a few questions to answer, one of them a must; everything else about a rollout is the same for every
+program. Bring your own as `file.py:Class`, a subclass of `Harness`:
 
     class Mine(Harness):
         def configure(self, launch):
@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import importlib
 import importlib.util
+import json
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -119,6 +120,11 @@ class Harness(ABC):
         """
         return None if exit_code in (0, None) else exit_text(exit_code, log)
 
+    def no_answer(self, exit_code: int | None, log: str) -> str | None:
+        """One line when the program says that its model API gave it no answer (refused, unreachable, broken), else None: that is a fault of
+        the proxy then and not the program's. Arguments as for `crashed`."""
+        return None
+
 
 def exit_text(exit_code: int | None, log: str) -> str:
     """An exit code in words, with the last line of the log."""
@@ -126,6 +132,20 @@ def exit_text(exit_code: int | None, log: str) -> str:
     what = {126: "could not be started", 127: "could not be found"}.get(exit_code or 0)
     what = what or (f"died of signal {exit_code - 128}" if exit_code and exit_code > 128 else f"ended with exit code {exit_code}")
     return f"{what}: {last[:200]}" if last else what
+
+
+def json_lines(log: str) -> list[dict[str, Any]]:
+    """The JSON objects among the lines of a log, the last first."""
+    found = []
+    for line in reversed(log.splitlines()):
+        if line.lstrip().startswith("{"):
+            try:
+                value = json.loads(line)
+            except ValueError:
+                continue
+            if isinstance(value, dict):
+                found.append(value)
+    return found
 
 
 BUILT_IN = {"react": "React", "codex": "Codex", "claude_code": "ClaudeCode"}

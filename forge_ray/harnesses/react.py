@@ -59,3 +59,8 @@ class React(Harness):
     def crashed(self, exit_code: int | None, log: str) -> str | None:
         ends = (None, react_program.DONE, react_program.TURN_LIMIT, react_program.REFUSED, react_program.UNREACHABLE)
         return None if exit_code in ends else exit_text(exit_code, log)
+
+    def no_answer(self, exit_code: int | None, log: str) -> str | None:
+        last = next((line for line in reversed(log.splitlines()) if line.strip()), "")
+        asking = exit_code is None and last.startswith("react: ") and "; next try in " in last
+        return last.removeprefix("react: ") if asking or exit_code == react_program.UNREACHABLE else None

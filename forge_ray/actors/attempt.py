@@ -1,0 +1,250 @@
+"""One attempt at one rollout, from an empty sandbox to a record on disk, as a plain coroutine that knows nothing of Ray.
+
+    session token → sandbox → harness → session closed → classified → workspace archived → verified → `result.json`
+
+Invariants: an attempt returns a record, whatever fails: each step has the outcome class it fails with. The record is on disk before
+it is returned. The session is closed and the sandbox gone by then, also when the attempt is cancelled (that leaves no record).
+Nothing here blocks the event loop.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import traceback
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forge_ray.actors.classify import Deadline, Evidence, Fault, classify, verified
+from forge_ray.config import Config
+from forge_ray.errors import ForgeRayError, UserError
+from forge_ray.harnesses.harness import Harness, Launch, get
+from forge_ray.outcome import RATED, Outcome
+from forge_ray.rollout import RolloutRecord, RolloutRequest
+from forge_ray.run_dir import RunDir, write_atomic
+from forge_ray.sandboxes.sandbox import RunResult, Sandbox, SandboxBackend
+from forge_ray.tasks.task import Task, load_task
+from forge_ray.tasks.verifier import Rewards, VerifierError
+
+if TYPE_CHECKING:
+    from forge_ray.serve_proxy.client import ProxyClient, SessionSummary
+    from forge_ray.serve_proxy.sessions import Sessions
+
+CLOSE_S, ARCHIVE_S, PROBE_S = 600, 600, 10
+"""Seconds granted to closing a session (a replica may have to come back first), to archiving, to a probe of the proxy."""
+
+log = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Bench:
+    """What all attempts of one pool share."""
+
+    config: Config
+    run: RunDir
+    backend: SandboxBackend
+    proxy: ProxyClient
+    sessions: Sessions
+    context_window: int
+    """Tokens of prompt and reply together."""
+
+
+class _Failed(Exception):
+    """A step failed; the outcome is decided."""
+
+    def __init__(self, fault: Fault) -> None:
+        super().__init__(fault.detail)
+        self.fault = fault
+
+
+def rollout_id(key: str, number: int) -> str:
+    """Id of attempt `number` of the rollout `key`: session id, directory name and sandbox label."""
+    return f"{key}.{number}"
+
+
+def result_file(run: RunDir, id: str) -> Path:
+    return run.rollouts / id / "result.json"
+
+
+async def attempt(request: RolloutRequest, number: int, bench: Bench) -> RolloutRecord:
+    """Run attempt `number` of `request`. `rollouts/<id>/` exists and holds no result yet."""
+    return await _Attempt(request, number, bench).run()
+
+
+class _Attempt:
+    def __init__(self, request: RolloutRequest, number: int, bench: Bench) -> None:
+        self.request, self.number, self.bench = request, number, bench
+        self.id = rollout_id(request.key, number)
+        self.logs = bench.run.rollouts / self.id
+        self.seconds: dict[str, float] = {}
+        self.result: RunResult | None = None
+        self.summary: SessionSummary | None = None
+        self.digest: str | None = None
+        self.rewards: Rewards | None = None
+
+    async def run(self) -> RolloutRecord:
+        started, begin = time.time(), time.monotonic()
+        try:
+            outcome, detail = await self._steps()
+        except _Failed as failed:
+            outcome, detail = classify(failed.fault)
+        self.seconds["total"] = time.monotonic() - begin
+        rated = outcome in RATED and self.rewards is not None
+        record = RolloutRecord(
+            id=self.id,
+            key=self.request.key,
+            purpose=self.request.purpose,
+            task=self.request.task,
+            task_name=self.request.task_name,
+            harness=self.request.harness,
+            group=self.request.group,
+            attempt=self.number,
+            outcome=outcome,
+            detail=" ".join(detail.split()),
+            reward=self.rewards.reward if rated and self.rewards else None,
+            rewards=self.rewards.rewards if rated and self.rewards else {},
+            exit_code=self.result.exit_code if self.result else None,
+            workspace_digest=self.digest,
+            calls=self.summary.calls if self.summary else 0,
+            sampled_tokens=self.summary.sampled_tokens if self.summary else 0,
+            started=started,
+            seconds={name: round(value, 4) for name, value in self.seconds.items()},
+        )
+        await asyncio.to_thread(write_atomic, result_file(self.bench.run, self.id), record.model_dump_json(indent=2) + "\n")
+        return record
+
+    async def _steps(self) -> tuple[Outcome, str]:
+        bench = self.bench
+        async with self._step(Outcome.TASK):
+            task = await asyncio.to_thread(load_task, self.request.task)
+        if missing := bench.backend.unsupported(task):
+            raise _Failed(Fault(Outcome.TASK, f"{task.name} is not supported: {'; '.join(missing)}"))
+        async with self._step(Outcome.HARNESS):
+            harness = await asyncio.to_thread(self._harness)
+        async with self._step(Outcome.SANDBOX, "create", task.spec.environment.build_timeout_sec):
+            try:
+                sandbox = await bench.backend.create(task, self.id, self.logs)
+            except UserError as error:
+                raise _Failed(Fault(Outcome.TASK, str(error))) from error
+        try:
+            return await self._in_sandbox(task, harness, sandbox)
+        finally:
+            try:
+                await sandbox.destroy()
+            except ForgeRayError as error:  # the rollout is what it is; the next pool to start looks for leftovers
+                log.warning("%s: %s", self.id, error)
+
+    async def _in_sandbox(self, task: Task, harness: Harness, sandbox: Sandbox) -> tuple[Outcome, str]:
+        token = self.bench.sessions.issue(self.id, self.request.purpose)
+        url = self.bench.proxy.url(token)
+        deadline = self._deadline(task)
+        try:
+            result = self.result = await self._run_harness(harness, sandbox, self._launch(task, sandbox, url, token), deadline)
+            async with self._step(Outcome.PROXY, "close", CLOSE_S):
+                summary = self.summary = await self.bench.proxy.close_session(self.id)
+        except BaseException:
+            await self._close_after_failure()
+            raise
+        async with self._step(Outcome.HARNESS):
+            text = await asyncio.to_thread(sandbox.log_text)
+            crash, no_answer = harness.crashed(result.exit_code, text), harness.no_answer(result.exit_code, text)
+        answers = True
+        if summary.last_status is None or result.timed_out:
+            answers = await _answers(url)
+        outcome, detail = classify(Evidence(summary, result, deadline, crash, no_answer, answers))
+        if outcome not in RATED:
+            return outcome, detail
+        async with self._step(Outcome.SANDBOX, "archive", ARCHIVE_S):
+            self.digest = await sandbox.archive(self.bench.run.rollouts / "archive")
+        return await self._verify(task, sandbox, outcome, detail)
+
+    async def _run_harness(self, harness: Harness, sandbox: Sandbox, launch: Launch, deadline: Deadline) -> RunResult:
+        async with self._step(Outcome.HARNESS):
+            command = harness.configure(launch)
+        async with self._step(Outcome.SANDBOX, "harness"):
+            await sandbox.put(command.home_files, to="home")
+            await sandbox.put(command.workspace_files, to="workspace")
+            return await sandbox.run(
+                command.argv,
+                deadline_s=deadline.seconds,
+                env=command.env,
+                stdin=command.stdin,
+                visible=command.visible,
+                log="harness",
+            )
+
+    async def _verify(self, task: Task, sandbox: Sandbox, outcome: Outcome, detail: str) -> tuple[Outcome, str]:
+        limit = task.verifier_timeout_s or self.bench.config.rollouts.verifier_timeout_s
+        problem = None
+        async with self._step(Outcome.VERIFIER, "verify"):
+            try:
+                self.rewards = await sandbox.verify(timeout_s=limit)
+            except VerifierError as error:
+                problem = str(error)
+        return verified(outcome, detail, problem)
+
+    def _harness(self) -> Harness:
+        configured = next((h for h in self.bench.config.harnesses if h.name == self.request.harness), None)
+        return get(self.request.harness, dict(configured.options) if configured else {})
+
+    def _launch(self, task: Task, sandbox: Sandbox, url: str, token: str) -> Launch:
+        config = self.bench.config
+        return Launch(
+            instruction=task.instruction,
+            workspace=sandbox.workspace,
+            home=sandbox.home,
+            base_url=url,
+            key=token,
+            model=config.policy.served_name,
+            context_window=min(self.bench.context_window, config.proxy.limits.context_tokens or self.bench.context_window),
+            max_output=config.proxy.max_call_tokens,
+        )
+
+    def _deadline(self, task: Task) -> Deadline:
+        own, given = self.bench.config.rollouts.deadline_s, task.agent_timeout_s
+        return Deadline(own, "rollouts.deadline_s") if given is None or own <= given else Deadline(given, "the task's agent.timeout_sec")
+
+    async def _close_after_failure(self) -> None:
+        """Close the session of a harness that is gone already, so that its calls end and no later one is taken."""
+        try:
+            async with asyncio.timeout(PROBE_S):
+                await self.bench.proxy.close_session(self.id)
+        except Exception as error:  # any failure: the attempt has failed already, and the token is used by nobody
+            log.warning("%s: its session could not be closed: %s", self.id, error)
+
+    @asynccontextmanager
+    async def _step(self, outcome: Outcome, phase: str | None = None, limit: float | None = None) -> AsyncIterator[None]:
+        """Time a step, bound it, and turn whatever it raises into a fault of class `outcome`. What is no typed error is a bug of ours or of
+        an adapter: its traceback goes to `fault.log`."""
+        begin = time.monotonic()
+        try:
+            async with asyncio.timeout(limit):
+                yield
+        except _Failed:
+            raise
+        except TimeoutError as error:
+            after = f"not done after {time.monotonic() - begin:.1f} s" if limit else str(error) or "timed out"
+            raise _Failed(Fault(outcome, f"{phase}: {after}")) from error
+        except ForgeRayError as error:
+            raise _Failed(Fault(outcome, f"{phase}: {error}" if phase else str(error))) from error
+        except Exception as error:
+            await asyncio.to_thread(write_atomic, self.logs / "fault.log", traceback.format_exc())
+            raise _Failed(Fault(outcome, f"{phase or outcome}: {type(error).__name__}: {error} (see fault.log)")) from error
+        finally:
+            if phase:
+                self.seconds[phase] = time.monotonic() - begin
+
+
+async def _answers(url: str) -> bool:
+    """Whether anything but a server error comes back from the proxy (a closed session's refusal will do)."""
+    import httpx
+
+    try:
+        async with httpx.AsyncClient(timeout=PROBE_S, trust_env=False) as client:
+            return (await client.get(f"{url}/v1/models")).status_code < 500
+    except httpx.HTTPError:
+        return False

@@ -184,7 +184,7 @@ class SessionIndex:
         self._own(session).refused += 1
 
     def overflowed(self, session: str) -> None:
-        """A prompt did not fit the window."""
+        """A prompt did not fit the window. Holds until a later call of the session ends."""
         self._own(session).overflow = True
 
     def delivered(self, session: str, call: str, reply: str | None) -> None:
@@ -240,6 +240,7 @@ class SessionIndex:
         own.live -= 1
         own.calls += status in SAMPLED
         own.failed += status == "failed"
+        own.overflow = False
         own.ended(call, kind, status, None, at)
         known = state.sequences.get(call)
         if known is not None:

@@ -191,6 +191,23 @@ class RecordingLLM(Recording, AsyncLLM):
             self.broken = f"the update to version {version} failed: {error!r}"
             raise EngineBroken(self.broken) from error
 
+    async def transfer(self, step: str, info: dict[str, Any], version: str | None) -> None:
+        """One step of vLLM's weight-transfer protocol, for a trainer that sends through one of vLLM's own backends. Untested (needs
+        GPUs)."""
+        if step == "init":
+            await self.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info))
+        elif step == "start":
+            await self.pause_generation(mode="keep", clear_cache=True)
+            await self.start_weight_update()
+        elif step == "update":
+            await self.update_weights(WeightTransferUpdateRequest(update_info=info))
+        elif step == "finish" and version is not None:
+            await self.finish_weight_update(weight_version=version)
+            self.recorder.version = version
+            await self.resume_generation()
+        else:
+            raise ValueError(f"{step!r} is no step of a weight transfer")
+
     async def label(self, version: str) -> None:
         """Name the weights that the engine was started with."""
         await self.update_weight_version(version)

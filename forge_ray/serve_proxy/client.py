@@ -1,0 +1,163 @@
+"""The proxy's control plane, as the driver and the rollout pools see it.
+
+A `ProxyClient` is two strings and a number, so it can be sent anywhere. Every operation is a broadcast to all replicas and idempotent. A
+replica that is just being replaced makes a broadcast reach too few; operations then wait for its successor, which has its state from the
+call log and its weights from the run directory.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from dataclasses import dataclass, field
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict
+
+from forge_ray.errors import ForgeRayError
+
+DEPLOYMENT = "policy"
+
+
+class ProxyUnavailable(ForgeRayError):
+    """Not all replicas of the proxy answered in time."""
+
+
+class SessionSummary(BaseModel):
+    """What the proxy recorded of a session, over all replicas."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    session: str
+    calls: int = 0
+    """Calls that ended by themselves (finished or length)."""
+    sampled_tokens: int = 0
+    """Tokens sampled, those of cancelled calls included."""
+    last_status: str | None = None
+    """finished | length | cancelled | failed of the outermost agent's last call."""
+    last_reply: str | None = None
+    """answer | tool_calls | length: what the harness was given last; None where it cannot be told."""
+    limit: str | None = None
+    """calls | tokens | context: the limit that the session ran into."""
+    overflow: bool = False
+    """A prompt did not fit the window, and no call ended after it."""
+    failed: int = 0
+    """Calls under which the engine failed or the replica was lost."""
+    undelivered: int = 0
+    """Calls whose reply did not reach the harness whole."""
+    refused: int = 0
+    """Requests answered with an error before the engine was asked."""
+
+
+def merge(session: str, reports: list[dict[str, Any]]) -> SessionSummary:
+    """One summary from the replicas' reports (`{"replica", "limit", "counts"}`).
+
+    Each replica knows its own counters best; others know them from the call log, as they were when those started. A call that is still
+    running in the counters of a replica that did not report was lost with it.
+    """
+    alive = {report["replica"] for report in reports}
+    counts: dict[str, dict[str, Any]] = {}
+    for report in reports:
+        for source, found in report["counts"].items():
+            if source == report["replica"] or (source not in alive and found["started"] >= counts.get(source, {"started": -1})["started"]):
+                counts[source] = found
+    lost = sum(found["live"] for source, found in counts.items() if source not in alive)
+    summary = SessionSummary(
+        session=session,
+        calls=sum(found["calls"] for found in counts.values()),
+        sampled_tokens=sum(found["sampled_tokens"] for found in counts.values()),
+        limit=next((report["limit"] for report in reports if report["limit"]), None),
+        overflow=any(found["overflow"] for found in counts.values()),
+        failed=sum(found["failed"] for found in counts.values()) + lost,
+        undelivered=sum(found["undelivered"] for found in counts.values()),
+        refused=sum(found["refused"] for found in counts.values()),
+    )
+    ended = [found for found in counts.values() if found["last_status"] is not None]
+    if ended:
+        last = max(ended, key=lambda found: (found["last_kind"] == "agent", found["last_ended"]))
+        summary.last_status, summary.last_reply = last["last_status"], last["last_reply"]
+    return summary
+
+
+@dataclass
+class ProxyClient:
+    """Talks to every replica of the Serve app `app`. Picklable; use it from one event loop at a time."""
+
+    app: str
+    base_url: str
+    """`http://host:port`, where harnesses reach the proxy."""
+    replicas: int
+    _handle: Any = field(default=None, init=False, repr=False, compare=False)
+    _loop: Any = field(default=None, init=False, repr=False, compare=False)
+
+    def __getstate__(self) -> dict[str, Any]:
+        return {"app": self.app, "base_url": self.base_url, "replicas": self.replicas}
+
+    def __setstate__(self, state: dict[str, Any]) -> None:
+        self.__init__(**state)
+
+    def url(self, token: str) -> str:
+        """The base URL of a session, for a harness's configuration."""
+        return f"{self.base_url}/s/{token}"
+
+    async def close_session(self, session: str, timeout_s: float = 180.0) -> SessionSummary:
+        """End a session for good: its running calls are aborted, later ones refused. Idempotent. Raises `ProxyUnavailable`."""
+        return merge(session, await self._all("close_session", session, timeout_s=timeout_s))
+
+    async def update_weights(self, weights: Any, version: str, timeout_s: float = 900.0) -> dict[str, Any]:
+        """Bring every replica to `version` and return `{"version", "seconds", "replicas"}`; `seconds` is the time all took, wall clock.
+
+        `weights`: the bytes of a safetensors file (or a Ray reference to them), a path that the replicas can read, or None for the file
+        that the run's `weights/current.json` names, which must name this version already. Calls that run go on under the new weights.
+        Repeats until every replica says that it serves the version. Raises `ProxyUnavailable`.
+        """
+        began = time.monotonic()
+        deadline = began + timeout_s
+        while True:
+            # A list, because a reference that is an argument of its own would be resolved on the way.
+            reports = await self._all("update_weights", version, [weights], timeout_s=deadline - time.monotonic())
+            if all(report["version"] == version for report in reports):
+                return {"version": version, "seconds": time.monotonic() - began, "replicas": len(reports)}
+            await asyncio.sleep(0.2)
+
+    async def status(self, timeout_s: float = 60.0) -> list[dict[str, Any]]:
+        """Per replica: `replica`, `pid`, `version`, `live` (running calls), `calls`, `sampled_tokens`, `window`, `sessions`."""
+        return await self._all("status", timeout_s=timeout_s)
+
+    async def _all(self, method: str, *arguments: Any, timeout_s: float) -> list[dict[str, Any]]:
+        """The answers of all replicas, each from a different one. Waits for replicas that are missing."""
+        deadline = time.monotonic() + timeout_s
+        problem = "no replica answered"
+        while (left := deadline - time.monotonic()) > 0:
+            try:
+                answers = await asyncio.wait_for(self._broadcast(method, *arguments), left)
+                if len({answer["replica"] for answer in answers}) >= self.replicas:
+                    return answers
+                problem = f"{len(answers)} of {self.replicas} replicas answered"
+            except TimeoutError:
+                break
+            except Exception as error:
+                if not _transient(error):
+                    raise
+                problem = " ".join(str(error).split())[:300] or repr(error)
+            await asyncio.sleep(0.3)
+        raise ProxyUnavailable(f"{method}: {problem} within {timeout_s:.0f} s")
+
+    async def _broadcast(self, method: str, *arguments: Any) -> list[dict[str, Any]]:
+        from ray import serve
+
+        loop = asyncio.get_running_loop()
+        if self._handle is None or self._loop is not loop:
+            # Blocking, but what the handle itself starts must belong to this loop: it is made at the first broadcast.
+            self._handle, self._loop = await asyncio.to_thread(serve.get_deployment_handle, DEPLOYMENT, self.app), loop
+        return await self._handle.broadcast(method, *arguments).results_async()
+
+
+def _transient(error: Exception) -> bool:
+    """Whether a replica was lost or is not there yet, so that asking again can help."""
+    from ray.exceptions import RayActorError, RayTaskError
+    from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
+
+    if isinstance(error, RayTaskError):
+        return False
+    return isinstance(error, RayActorError | DeploymentUnavailableError | RayServeException | ConnectionError)

@@ -1,0 +1,251 @@
+"""The Ray Serve deployment "policy": a replica is vLLM's API server app over a recording engine, behind the edge, in one process.
+
+`start` deploys it and returns when every replica is healthy; `stop` removes it. A replica is healthy once it serves the weights that the
+run directory calls current, under their version label, and knows the sessions of the call log; so a replica that replaces a killed one
+continues where that stopped. It is unhealthy, and gets replaced, when its engine is dead, when a weight update failed half-way or when
+its log cannot be written. Control methods are broadcast by `client.ProxyClient` and answer with the replica's id.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import re
+import socket
+import time
+from typing import Any
+
+import ray
+from ray import serve
+
+from forge_ray import ray_env
+from forge_ray.config import Config
+from forge_ray.errors import ForgeRayError, UserError
+from forge_ray.run_dir import RunDir
+from forge_ray.serve_proxy.client import DEPLOYMENT, ProxyClient
+
+MARK = "FORGE-RAY-USER-ERROR:"
+"""Precedes a `UserError`'s line in a replica's failure, which reaches the driver as text."""
+
+
+class ReplicaFailed(ForgeRayError):
+    """A replica did not come up, for a reason that is not the user's input."""
+
+
+class Policy:
+    """One replica. Everything happens in its event loop."""
+
+    def __init__(self, config: Config, run_root: str, model_dir: str, incarnation: int) -> None:
+        from pathlib import Path
+
+        self.config, self.run, self.model_dir, self.incarnation = config, RunDir(Path(run_root)), model_dir, incarnation
+        self.replica = serve.get_replica_context().replica_id.unique_id
+        self._updating = asyncio.Lock()
+        self._ready = False
+
+    async def __serve_build_asgi_app__(self) -> Any:
+        try:
+            return await self._build()
+        except UserError as error:
+            raise RuntimeError(f"{MARK}{error}") from error
+
+    async def _build(self) -> Any:
+        from forge_ray.serve_proxy import vllm_internals, weights
+        from forge_ray.serve_proxy.edge import Edge, EdgeSettings
+        from forge_ray.serve_proxy.recording import Recorder
+        from forge_ray.serve_proxy.session_index import SessionIndex, rebuild
+        from forge_ray.serve_proxy.sessions import Sessions
+        from forge_ray.trajectories.call_log import CallLogReader, CallLogWriter
+
+        config = self.config
+        self.index = SessionIndex(self.replica, config.proxy.limits)
+        rebuild(self.index, CallLogReader(self.run.calls))
+        args = vllm_internals.parse_arguments(config, self.model_dir)
+        self.engine = vllm_internals.make_engine(config, args)
+        self.log = CallLogWriter(self.run.calls / f"{self.replica}.jsonl")
+        window = int(self.engine.model_config.max_model_len)
+        self.recorder = self.engine.recorder = Recorder(
+            log=self.log,
+            index=self.index,
+            proxy=config.proxy,
+            window=window,
+            version="",
+            refusals=vllm_internals.REFUSALS,
+        )
+        self._expected = weights.checkpoint(self.model_dir)
+        self._tied = bool(getattr(self.engine.model_config.hf_config, "tie_word_embeddings", False))
+        await self.engine.label(f"{self.incarnation}.init")
+        while (current := weights.current(self.run)) is not None and current[0] != self.recorder.version:
+            # Again, if newer ones were published meanwhile.
+            await self._load(current[0], current[1])
+        app = await vllm_internals.make_app(self.engine, args)
+        secret = bytes.fromhex(json.loads(self.run.state.read_text())["secret"])
+        settings = EdgeSettings(
+            served_name=config.policy.served_name,
+            window=self.index.window(window),
+            max_body_bytes=config.proxy.max_body_bytes,
+            bodies=self.run.bodies if config.proxy.keep_bodies else None,
+        )
+        self.edge = Edge(app, settings=settings, sessions=Sessions(secret), index=self.index, log=self.log)
+        self._ready = True
+        return self.edge
+
+    # ---- control, broadcast to every replica ----
+
+    async def close_session(self, session: str) -> dict[str, Any]:
+        """Refuse the session from now on, abort its calls, and report it once their events are on disk."""
+        from forge_ray.serve_proxy.session_index import session_event
+
+        if self.index.close(session):
+            await self.log.append(session_event(session, "closed", None, time.time()))
+        await self.engine.abort_session(session)
+        await self.edge.drained(session, timeout_s=30.0)
+        self.edge.forget(session)
+        return {"replica": self.replica, **self.index.state(session).report()}
+
+    async def update_weights(self, version: str, payload: list[Any]) -> dict[str, Any]:
+        """Serve `version`: at once if it is served already. `payload` holds one item, see `ProxyClient.update_weights`."""
+        # A task of its own: a caller that gives up must not leave a half-updated engine behind.
+        await asyncio.shield(asyncio.ensure_future(self._update(version, payload[0])))
+        return {"replica": self.replica, "version": self.recorder.version}
+
+    async def weight_transfer(self, step: str, info: dict[str, Any] | None = None, version: str | None = None) -> dict[str, Any]:
+        """One step (init | start | update | finish) of vLLM's weight-transfer protocol for a trainer that sends by a backend of vLLM's own
+        (nccl). Untested: no GPU has run it."""
+        async with self._updating:
+            await self.engine.transfer(step, info or {}, version)  # type: ignore[union-attr]
+        return {"replica": self.replica, "version": self.recorder.version}
+
+    async def status(self) -> dict[str, Any]:
+        """What the replica is doing."""
+        return {
+            "replica": self.replica,
+            "pid": os.getpid(),
+            "version": self.recorder.version,
+            "live": len(self.recorder.live),
+            "calls": self.recorder.calls,
+            "sampled_tokens": self.recorder.sampled_tokens,
+            "window": self.index.window(self.recorder.engine_window),
+            "sessions": len(self.index.sessions()),
+        }
+
+    async def check_health(self) -> None:
+        """Called by Serve; raising gets the replica replaced."""
+        if not self._ready:
+            return
+        await self.engine.check_health()
+        if self.log.broken is not None:
+            raise self.log.broken
+
+    async def _update(self, version: str, payload: Any) -> None:
+        from forge_ray.serve_proxy import weights
+
+        async with self._updating:
+            if self.recorder.version == version:
+                return
+            if payload is None:
+                current = weights.current(self.run)
+                if current is None or current[0] != version:
+                    raise weights.WeightMismatch(f"weights/current.json does not name version {version}")
+                payload = current[1]
+            elif isinstance(payload, ray.ObjectRef):
+                payload = await payload
+            await self._load(version, payload)
+
+    async def _load(self, version: str, payload: Any) -> None:
+        from forge_ray.serve_proxy import weights
+
+        with_file = weights.as_file(payload)
+        path = await asyncio.to_thread(with_file.__enter__)
+        try:
+            weights.check(path, self._expected, tied=self._tied)
+            await self.engine.update_policy(path, version)
+        finally:
+            await asyncio.to_thread(with_file.__exit__, None, None, None)
+
+    def __del__(self) -> None:
+        # Serve's orderly end. After a kill the engine's process ends by its lifeline.
+        if engine := getattr(self, "engine", None):
+            engine.shutdown(timeout=1.0)
+        if log := getattr(self, "log", None):
+            log.close()
+
+
+def start(config: Config, run: RunDir, model_dir: str, incarnation: int) -> ProxyClient:
+    """Deploy the proxy of a run and wait until all its replicas are healthy. Ray must be connected.
+
+    Raises `UserError` for a port in use, a missing model or an argument that vLLM refuses, `ReplicaFailed` for anything else.
+    """
+    proxy = config.proxy
+    if not os.path.isfile(os.path.join(model_dir, "config.json")):
+        raise UserError(
+            f"{model_dir} is no model directory (no config.json in it)", where="policy.model", fix="give a Hugging Face model directory"
+        )
+    _start_serve(proxy.host, proxy.port)
+    options: dict[str, Any] = {
+        "num_cpus": proxy.replica_cpus,
+        "num_gpus": proxy.replica_gpus,
+        "runtime_env": {"env_vars": {**ray_env.worker(), **config.policy.environment}},
+    }
+    deployment = serve.deployment(
+        name=DEPLOYMENT,
+        num_replicas=proxy.replicas,
+        # Above any admission limit of ours: control calls queue behind running ones on a replica that is full.
+        max_ongoing_requests=1_000_000,
+        ray_actor_options=options,
+        health_check_period_s=2,
+        health_check_timeout_s=120,
+        graceful_shutdown_wait_loop_s=0.2,
+        graceful_shutdown_timeout_s=1,
+        max_constructor_retry_count=2,
+        logging_config={"log_level": "WARNING", "enable_access_log": False},
+    )(serve.ingress()(Policy))
+    app = f"forge-{config.name}"
+    try:
+        serve.run(deployment.bind(config, str(run.root), model_dir, incarnation), name=app, route_prefix="/")
+    except RuntimeError as error:
+        reason = _failure(app) or str(error)
+        serve.delete(app)
+        found = re.search(re.escape(MARK) + r"(.*)", reason)
+        if found:
+            raise UserError(found.group(1).strip()) from None
+        raise ReplicaFailed(f"the policy's replica did not start: {reason.strip()[-1500:]}") from error
+    host = "127.0.0.1" if proxy.host in ("0.0.0.0", "::", "") else proxy.host
+    return ProxyClient(app=app, base_url=f"http://{host}:{proxy.port}", replicas=proxy.replicas)
+
+
+def stop(app_name: str) -> None:
+    """Remove the app and its replicas. An app that is not there is no error."""
+    serve.delete(app_name)
+
+
+def _start_serve(host: str, port: int) -> None:
+    """Start Serve's HTTP side on `port`, or make sure that the Serve that runs already uses it."""
+    from ray.serve.context import _get_global_client
+
+    client = _get_global_client(raise_if_no_controller_running=False)
+    if client is not None:
+        used = client.http_config.port
+        if used != port:
+            raise UserError(
+                f"Serve runs on port {used} in this cluster already", where="proxy.port", fix=f"set proxy.port={used}, or stop Serve"
+            )
+        return
+    try:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            probe.bind(("0.0.0.0" if ray_env.haproxy() else host, port))
+    except OSError as error:
+        raise UserError(
+            f"port {port} cannot be used ({error.strerror})", where="proxy.port", fix="choose another with proxy.port=…"
+        ) from None
+    serve.start(http_options={"host": host, "port": port}, logging_config={"log_level": "WARNING", "enable_access_log": False})
+
+
+def _failure(app: str) -> str | None:
+    """What Serve knows of why the app did not come up."""
+    status = serve.status().applications.get(app)
+    if status is None:
+        return None
+    return "\n".join([status.message, *(deployment.message for deployment in status.deployments.values())])

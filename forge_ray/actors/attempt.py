@@ -40,7 +40,7 @@ CLOSE_S, ARCHIVE_S, PROBE_S = 600, 600, 10
 log = logging.getLogger(__name__)
 
 
-@dataclass(frozen=True)
+@dataclass
 class Bench:
     """What all attempts of one pool share."""
 
@@ -49,8 +49,13 @@ class Bench:
     backend: SandboxBackend
     proxy: ProxyClient
     sessions: Sessions
-    context_window: int
-    """Tokens of prompt and reply together."""
+    _window: int | None = None
+
+    async def context_window(self) -> int:
+        """Tokens of prompt and reply together that a call may have: the engine's window or the run's smaller limit."""
+        if self._window is None:
+            self._window = min(int(replica["window"]) for replica in await self.proxy.status())
+        return min(self._window, self.config.proxy.limits.context_tokens or self._window)
 
 
 class _Failed(Exception):
@@ -142,10 +147,12 @@ class _Attempt:
         token = self.bench.sessions.issue(self.id, self.request.purpose)
         url = self.bench.proxy.url(token)
         deadline = self._deadline(task)
+        async with self._step(Outcome.PROXY):
+            window = await self.bench.context_window()
         try:
-            result = self.result = await self._run_harness(harness, sandbox, self._launch(task, sandbox, url, token), deadline)
-            async with self._step(Outcome.PROXY, "close", CLOSE_S):
-                summary = self.summary = await self.bench.proxy.close_session(self.id)
+            result = self.result = await self._run_harness(harness, sandbox, self._launch(task, sandbox, url, token, window), deadline)
+            async with self._step(Outcome.PROXY, "close"):
+                summary = self.summary = await self.bench.proxy.close_session(self.id, timeout_s=CLOSE_S)
         except BaseException:
             await self._close_after_failure()
             raise
@@ -191,7 +198,7 @@ class _Attempt:
         configured = next((h for h in self.bench.config.harnesses if h.name == self.request.harness), None)
         return get(self.request.harness, dict(configured.options) if configured else {})
 
-    def _launch(self, task: Task, sandbox: Sandbox, url: str, token: str) -> Launch:
+    def _launch(self, task: Task, sandbox: Sandbox, url: str, token: str, window: int) -> Launch:
         config = self.bench.config
         return Launch(
             instruction=task.instruction,
@@ -200,7 +207,7 @@ class _Attempt:
             base_url=url,
             key=token,
             model=config.policy.served_name,
-            context_window=min(self.bench.context_window, config.proxy.limits.context_tokens or self.bench.context_window),
+            context_window=window,
             max_output=config.proxy.max_call_tokens,
         )
 
@@ -211,8 +218,7 @@ class _Attempt:
     async def _close_after_failure(self) -> None:
         """Close the session of a harness that is gone already, so that its calls end and no later one is taken."""
         try:
-            async with asyncio.timeout(PROBE_S):
-                await self.bench.proxy.close_session(self.id)
+            await self.bench.proxy.close_session(self.id, timeout_s=PROBE_S)
         except Exception as error:  # any failure: the attempt has failed already, and the token is used by nobody
             log.warning("%s: its session could not be closed: %s", self.id, error)
 

@@ -8,10 +8,11 @@ The first row that applies decides:
 | a part of ours failed (`Fault`): task, sandbox, proxy                                | that part |
 | a limit of the sandbox other than time ended the harness                             | sandbox   |
 | the session ran into a limit of calls, tokens or context                             | truncated |
-| a prompt did not fit the window, and no final answer came after it                   | truncated |
+| a prompt did not fit the window, and no call ended after it                          | truncated |
+| no call ended, and some were lost with their replica                                 | engine    |
 | no call began: the proxy refused all, does not answer, or gave the program no answer | proxy     |
 | no call began: anything else                                                         | harness   |
-| the engine failed under the last call                                                | engine    |
+| the engine failed under the last call, or under an earlier one and the program then gave up or crashed | engine |
 | the deadline, and the proxy does not answer or the program was still asking it       | proxy     |
 | the deadline, infrastructure healthy                                                 | truncated |
 | the last reply was cut at its length                                                 | truncated |
@@ -93,7 +94,7 @@ def _before_the_end(e: Evidence) -> tuple[Outcome, str] | None:
     if summary.limit is not None:
         used = f"{summary.calls} calls, {summary.sampled_tokens} sampled tokens"
         return Outcome.TRUNCATED, f"session limit of {summary.limit} ({used}){late}"
-    if summary.overflow and summary.last_reply != "answer":
+    if summary.overflow:
         return Outcome.TRUNCATED, f"a prompt did not fit the context window{late}"
     if summary.last_status is None:
         return _never_called(e)
@@ -111,6 +112,8 @@ def _at_the_end(e: Evidence) -> tuple[Outcome, str]:
     summary = e.summary
     if summary.last_status == "length" or summary.last_reply == "length":
         return Outcome.TRUNCATED, "the last reply was cut at its length limit"
+    if summary.failed and summary.last_reply != "answer" and (e.no_answer or e.crash):
+        return Outcome.ENGINE, f"{summary.failed} calls failed or were lost with their replica; {e.no_answer or e.crash}"
     if e.no_answer is not None:
         return Outcome.PROXY, f"the harness got no answer: {e.no_answer}"
     if e.crash is not None:
@@ -127,6 +130,9 @@ def _at_the_end(e: Evidence) -> tuple[Outcome, str]:
 
 
 def _never_called(e: Evidence) -> tuple[Outcome, str]:
+    """No call has ended; one may have been lost with its replica."""
+    if e.summary.failed:
+        return Outcome.ENGINE, f"{e.summary.failed} calls failed or were lost with their replica, none succeeded"
     if not e.proxy_answers:
         return Outcome.PROXY, "the proxy does not answer"
     if e.summary.refused:

@@ -43,9 +43,9 @@ class RolloutCancelled(ForgeRayError):
 class RolloutPool:
     """Runs rollouts; all methods are coroutines but the constructor, which clears what an earlier life left behind."""
 
-    def __init__(self, config: str, run: str, proxy: ProxyClient, context_window: int) -> None:
+    def __init__(self, config: str, run: str, proxy: ProxyClient) -> None:
         """`config` is the run's config as JSON, `run` the absolute path of its directory."""
-        self.bench = make_bench(Config.model_validate_json(config), RunDir(Path(run)), proxy, context_window)
+        self.bench = make_bench(Config.model_validate_json(config), RunDir(Path(run)), proxy)
         self._running: dict[str, asyncio.Task[RolloutRecord]] = {}
         self._started: dict[str, float] = {}
         self._waiting: dict[str, int] = {}
@@ -115,8 +115,7 @@ class RolloutPool:
     async def _close(self, session: str) -> None:
         """Close the session of an interrupted attempt: nothing of it may be sampled or recorded any more."""
         try:
-            async with asyncio.timeout(30):
-                await self.bench.proxy.close_session(session)
+            await self.bench.proxy.close_session(session, timeout_s=30)
         except Exception as error:  # its harness is dead and no record names the session, so nothing is lost
             log.warning("session %s of an interrupted attempt could not be closed: %s", session, error)
 
@@ -150,31 +149,20 @@ def claim(run: RunDir, request: RolloutRequest) -> tuple[RolloutRecord | None, i
             number += 1
 
 
-def make_bench(config: Config, run: RunDir, proxy: ProxyClient, context_window: int) -> Bench:
+def make_bench(config: Config, run: RunDir, proxy: ProxyClient) -> Bench:
     """What attempts need, from the config and the run's state."""
     from forge_ray.sandboxes import make_backend
     from forge_ray.serve_proxy.sessions import Sessions
 
     secret = bytes.fromhex(json.loads(run.state.read_text())["secret"])
-    return Bench(config, run, make_backend(config.sandbox, config.name), proxy, Sessions(secret), context_window)
-
-
-def context_window(config: Config, model: Path) -> int:
-    """Tokens of prompt and reply together: `policy.engine.max_model_len`, else what the model directory says."""
-    given = config.policy.engine.get("max_model_len")
-    if isinstance(given, int) and given > 0:
-        return given
-    tree = json.loads((model / "config.json").read_text())
-    return int(tree.get("text_config", tree).get("max_position_embeddings") or 0) or 32768
+    return Bench(config, run, make_backend(config.sandbox, config.name), proxy, Sessions(secret))
 
 
 def start_pools(config: Config, run: RunDir, proxy: ProxyClient) -> list[Any]:
     """Start `config.rollouts.pools` pool actors, spread over the nodes; returns their handles. They die with the job that started them."""
     import ray
 
-    model = run.inputs / "model" if config.policy.model.function else Path(config.policy.model.path)
-    window = context_window(config, model)
     actor = ray.remote(RolloutPool).options(
         num_cpus=0, max_restarts=-1, max_task_retries=-1, max_concurrency=CONCURRENCY, scheduling_strategy="SPREAD"
     )
-    return [actor.remote(config.model_dump_json(), str(run.root), proxy, window) for _ in range(config.rollouts.pools)]
+    return [actor.remote(config.model_dump_json(), str(run.root), proxy) for _ in range(config.rollouts.pools)]

@@ -12,7 +12,7 @@ from pydantic import ValidationError
 
 from forge_ray.report.examples import Example, choose, trajectory_html
 from forge_ray.report.metrics import StepMetrics, read_evaluation_steps, read_metrics
-from forge_ray.report.records import evaluations, family, pass_at_1, read_records
+from forge_ray.report.records import evaluation_points, evaluations, family, pass_at_1, read_records
 from forge_ray.report.statistics import PassRate
 from forge_ray.report.style import CSS
 from forge_ray.report.summary import Summary, read_config, summarize
@@ -35,7 +35,7 @@ def render(run: RunDir) -> str:
     body = [
         f"<h1>{escape(summary.name)}</h1>",
         f'<p class="lead">{_lead(summary)}</p>',
-        _section("Reward", _reward_chart(summary, steps, by_label, read_evaluation_steps(run.metrics)), _REWARD_NOTE),
+        _section("Reward", _reward_chart(steps, by_label, read_evaluation_steps(run.metrics)), _REWARD_NOTE),
         _section("Held-out tasks", _heldout_table(summary, by_label), _HELDOUT_NOTE),
         _section(
             "Rollout against trainer",
@@ -106,21 +106,14 @@ def _line(name: str, steps: Sequence[StepMetrics], value: str, half: str | None 
     )
 
 
-def _reward_chart(summary: Summary, steps: Sequence[StepMetrics], by_label: dict[str, list[RolloutRecord]], made_at: dict[str, int]) -> str:
-    last = max((step.step for step in steps), default=0)
-    values = []
-    for label, records in by_label.items():
-        rate = pass_at_1(records)
-        step = made_at.get(label, {"before": 0, "after": last}.get(label))
-        if step is None and label.startswith("step-"):
-            step = int(label.removeprefix("step-"))
-        if rate and step is not None:
-            values.append((float(step), rate.pass_at_1, rate.low, rate.high))
+def _reward_chart(steps: Sequence[StepMetrics], by_label: dict[str, list[RolloutRecord]], made_at: dict[str, int]) -> str:
+    points = evaluation_points(by_label, made_at, max((step.step for step in steps), default=0))
+    heldout = Points("held-out pass@1", [(step, rate.pass_at_1, rate.low, rate.high) for step, rate in points])
     rewards = [step.reward_mean for step in steps if step.reward_mean is not None]
     y_range = (min(0.0, *rewards, 0.0), max(1.0, *rewards, 1.0))
     return chart(
         [_line("training reward", steps, "reward_mean", "reward_ci")],
-        [Points("held-out pass@1", sorted(values))],
+        [heldout],
         y_label="reward",
         y_range=y_range,
     )

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError
+from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 
 class StepMetrics(BaseModel):
@@ -38,16 +38,17 @@ class StepMetrics(BaseModel):
     """Rollouts that ended since the step before, by outcome class."""
     groups: int | None = None
     """Groups in the batch."""
-    degenerate_groups: int | None = None
+    degenerate_groups: int | None = Field(default=None, validation_alias=AliasChoices("degenerate_groups", "groups_degenerate"))
     """Groups of them that teach nothing: all rewards equal, or fewer than two rollouts."""
     staleness_mean: float | None = None
     """Mean over the trained tokens of (version − version that sampled the token)."""
-    staleness_max: int | None = None
+    staleness_max: float | None = None
+    """The oldest trained token's."""
     rollout_tokens_per_s: float | None = None
     """Sampled tokens of the rollouts that ended, per wall second of the step."""
     train_tokens_per_s: float | None = None
     """Trained tokens per second of training."""
-    tokens: int | None = None
+    tokens: int | None = Field(default=None, validation_alias=AliasChoices("tokens_trained", "tokens"))
     """Trained tokens of the batch (sampled and not masked)."""
     samples_per_rollout: float | None = None
     loss: float | None = None
@@ -67,6 +68,12 @@ class StepMetrics(BaseModel):
     """Seconds the learner waited for rollouts."""
     train_s: float | None = None
     """Seconds of forward, backward and optimizer."""
+
+    @model_validator(mode="after")
+    def _derive(self) -> StepMetrics:
+        if self.train_tokens_per_s is None and self.tokens and self.train_s:
+            self.train_tokens_per_s = self.tokens / self.train_s
+        return self
 
 
 def finite(value: Any) -> Any:

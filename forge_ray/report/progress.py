@@ -37,7 +37,7 @@ def _reward(step: StepMetrics) -> str:
 
 
 def _staleness(step: StepMetrics) -> str:
-    return _number(step.staleness_mean, ".2f") + (f" ≤{step.staleness_max}" if step.staleness_max is not None else "")
+    return _number(step.staleness_mean, ".2f") + (f" ≤{step.staleness_max:g}" if step.staleness_max is not None else "")
 
 
 def ended(outcomes: Mapping[str, int]) -> str:
@@ -126,6 +126,7 @@ class Progress:
         """A training step ended."""
         step = row if isinstance(row, StepMetrics) else StepMetrics.model_validate(finite(dict(row)))
         self._steps.append(step)
+        self._phases = {name: detail for name, detail in self._phases.items() if name == "rollouts"}  # what came before a step has ended
         if self._live is None or not self._fits(self._table()):
             self.note(step_line(step, self.total))
         self._refresh()

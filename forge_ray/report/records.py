@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import tomllib
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from functools import lru_cache
 from pathlib import Path
 
@@ -62,6 +62,22 @@ def pass_at_1(records: Iterable[RolloutRecord]) -> PassRate | None:
     for record in records:
         by_task.setdefault(record.task_name, []).append(passed(record))
     return pass_rate(by_task)
+
+
+def evaluation_points(by_label: Mapping[str, Iterable[RolloutRecord]], made_at: Mapping[str, int], last: int) -> list[tuple[int, PassRate]]:
+    """`(step, pass@1)` of every evaluation, by step.
+
+    `made_at` says at which step (label → step); without it `before` is 0, `after` is `last` and `step-12` is 12.
+    """
+    points = []
+    for label, records in by_label.items():
+        step = made_at.get(label, {"before": 0, "after": last}.get(label))
+        if step is None and label.startswith("step-"):
+            step = int(label.removeprefix("step-"))
+        rate = pass_at_1(records)
+        if rate is not None and step is not None:
+            points.append((step, rate))
+    return sorted(points, key=lambda point: point[0])
 
 
 def outcomes(records: Iterable[RolloutRecord]) -> dict[str, int]:

@@ -1,0 +1,38 @@
+"""What holds for the repository as a whole: light imports, the environment file, the generated pages."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from forge_ray import ray_env
+
+ROOT = Path(__file__).resolve().parents[2]
+HEAVY = ("torch", "vllm", "ray", "transformers", "pyarrow", "matplotlib", "pandas")
+
+
+@pytest.mark.parametrize("modules", ["forge_ray, forge_ray.config, forge_ray.cli.main", "forge_ray.report.html, forge_ray.report.progress"])
+def test_light_imports(modules: str) -> None:
+    """`--help`, `check` and a report must not wait for torch."""
+    code = f"import sys, {modules}; print(*[name for name in {HEAVY!r} if name in sys.modules])"
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, cwd=ROOT)
+    assert (done.returncode, done.stdout.split(), done.stderr) == (0, [], "")
+
+
+def test_help_works() -> None:
+    done = subprocess.run([sys.executable, "-m", "forge_ray.cli.main", "--help"], capture_output=True, text=True, cwd=ROOT)
+    assert done.returncode == 0 and "train" in done.stdout
+
+
+def test_the_environment_file_is_the_table() -> None:
+    """As a shell reads it: `set -a; . cluster/ray.env`."""
+    command = 'set -a; . "$1"; env -0'
+    done = subprocess.run(
+        ["sh", "-c", command, "sh", str(ROOT / "cluster" / "ray.env")], capture_output=True, env={"PATH": os.defpath}, check=True
+    )
+    variables = dict(line.split("=", 1) for line in done.stdout.decode().split("\0") if line)
+    assert {name: value for name, value in variables.items() if name.startswith("RAY_")} == ray_env.CLUSTER

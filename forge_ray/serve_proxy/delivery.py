@@ -1,0 +1,106 @@
+"""What became of the replies: the upper tap's events.
+
+`delivered` means that the client was there when the last byte of a reply that came to its dialect's proper end was handed over; all
+else is `undelivered`. Both are written after that byte, so that no client waits for the disk here. A reply whose event cannot be
+written counts as undelivered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import logging
+import time
+from pathlib import Path
+
+from forge_ray.serve_proxy.exchange import Tee
+from forge_ray.serve_proxy.identity import CallContext, Limit
+from forge_ray.serve_proxy.retries import Retries
+from forge_ray.serve_proxy.session_index import SessionIndex, session_event
+from forge_ray.trajectories.call_log import CallLogError, CallLogWriter
+
+logger = logging.getLogger(__name__)
+
+
+class Delivery:
+    """Writes what the edge learns of each call. `bodies`: where to keep whole bodies, or None."""
+
+    def __init__(self, index: SessionIndex, log: CallLogWriter, bodies: Path | None) -> None:
+        self._index, self._log, self._bodies = index, log, bodies
+        self._retries = Retries()
+        self._unlogged_limits: set[str] = set()
+
+    def arrived(self, context: CallContext) -> None:
+        """A request for a completion is about to be passed on."""
+        self._retries.arrived(context)
+
+    def forget(self, session: str) -> None:
+        """Drop what is held of a closed session."""
+        self._retries.forget(session)
+
+    def note_limit(self, context: CallContext) -> None:
+        """Let the session's next request meet the limit that this one ran into; `conclude` logs it."""
+        if context.limit is not None and self._index.reach(context.session, context.limit):
+            self._unlogged_limits.add(context.session)
+
+    async def reach(self, session: str, limit: Limit) -> None:
+        """End the session by `limit`, once."""
+        new = self._index.reach(session, limit)
+        if new or session in self._unlogged_limits:
+            self._unlogged_limits.discard(session)
+            try:
+                await self._log.append(session_event(session, "limit", limit, time.time()))
+            except CallLogError:
+                logger.exception("the limit %s of session %s is not in the call log", limit, session)
+
+    async def conclude(self, context: CallContext, tee: Tee, request: bytes) -> None:
+        """Write the events of a request that is over, however it ended."""
+        now = time.time()
+        events = [{"event": "superseded", "call": call, "by": by, "t": now} for call, by in self._retries.superseded(context)]
+        reply = tee.reply.reply if tee.reply is not None else None
+        report = {
+            "t": now,
+            "response_sha256": tee.response_sha256,
+            "bytes": tee.bytes,
+            "status": tee.status,
+            "usage": tee.reply.usage if tee.reply is not None else None,
+            "first_byte_s": tee.first_byte_s,
+            "last_byte_s": tee.last_byte_s,
+        }
+        for call in context.calls:
+            # Of several calls behind one request (tools that the server runs) only the last one's reply was the client's.
+            told = reply if call == context.calls[-1] else "tool_calls"
+            events.append({"event": "delivered" if tee.delivered else "undelivered", "call": call, "reply": told, **report})
+        limit = context.limit
+        results = await asyncio.gather(
+            *(self._log.append(event) for event in events),
+            *([self.reach(context.session, limit)] if limit is not None else []),
+            *([self._keep(request, bytes(tee.kept))] if self._bodies is not None else []),
+            return_exceptions=True,
+        )
+        lost = [result for result in results if isinstance(result, BaseException)]
+        if lost:
+            logger.error("session %s: %d event(s) of %s are not in the call log: %s", context.session, len(lost), context.calls, lost[0])
+        if not context.calls:
+            return
+        if tee.delivered and not lost:
+            self._index.delivered(context.session, context.calls[-1], reply)
+        else:
+            self._index.undelivered(context.session)
+
+    async def _keep(self, *bodies: bytes) -> None:
+        """Store bodies under their digests, off the event loop."""
+        directory = self._bodies
+        assert directory is not None
+
+        def write() -> None:
+            directory.mkdir(parents=True, exist_ok=True)
+            for body in filter(None, bodies):
+                file = directory / hashlib.sha256(body).hexdigest()
+                if not file.exists():
+                    file.write_bytes(body)
+
+        try:
+            await asyncio.to_thread(write)
+        except OSError:
+            logger.exception("a body could not be kept in %s", directory)

@@ -1,0 +1,176 @@
+"""What the edge must know of a wire protocol: its fields, its errors, and what a reply of it says.
+
+A dialect is a pure description; it never sees a session or a token id. Everything that vLLM's own app does for the dialect stays
+there. `Reply` watches a response pass by and holds back nothing.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from forge_ray.serve_proxy import identity
+from forge_ray.serve_proxy.sse import SseData
+
+ReplyClass = Literal["answer", "tool_calls", "length"]
+Json = dict[str, Any]
+
+
+@dataclass(frozen=True)
+class Overflow:
+    """A prompt that does not fit."""
+
+    window: int
+    """Tokens that one call may have."""
+    prompt: int | None = None
+    """Tokens of the prompt, where they were counted to the end."""
+
+
+@dataclass(frozen=True)
+class Refusal:
+    """A request that is answered with an error."""
+
+    status: int
+    message: str
+    param: str | None = None
+    """Field of the request that is at fault."""
+    code: str | None = None
+    """Machine-readable reason in the OpenAI dialects."""
+
+
+class Reply(ABC):
+    """Reads one successful response while it is passed on: its class, its usage, whether it came to its proper end."""
+
+    def __init__(self, streamed: bool) -> None:
+        self.streamed = streamed
+        self.reply: ReplyClass | None = None
+        self.usage: Json | None = None
+        self.complete = False
+        """The dialect's last event was seen (streamed), or the whole body could be read (unary)."""
+        self._sse, self._body = SseData(), bytearray()
+
+    def feed(self, chunk: bytes, last: bool) -> None:
+        """Take in the next piece of the body."""
+        if self.streamed:
+            for data in self._sse.feed(chunk):
+                self.event(data)
+            return
+        self._body += chunk
+        if last:
+            body = parse_object(bytes(self._body))
+            if body is not None:
+                self.complete = True
+                self.body(body)
+
+    @abstractmethod
+    def event(self, data: bytes) -> None:
+        """One `data:` payload of the stream. Called for every chunk: decode only what matters."""
+
+    @abstractmethod
+    def body(self, body: Json) -> None:
+        """The whole body of a unary response."""
+
+
+class Dialect(ABC):
+    """One wire protocol."""
+
+    name: identity.Dialect
+    path: str
+    """The route that asks for a completion."""
+    uncounted: tuple[str, ...] = ()
+    """Routes of the dialect that never reach the engine's sampler."""
+    caps: tuple[str, ...]
+    """Fields that bound the number of sampled tokens."""
+    reply: Callable[[bool], Reply]
+    """Makes the reader of a response (`streamed`)."""
+
+    @abstractmethod
+    def error(self, refusal: Refusal, request_id: str) -> Json:
+        """The dialect's error body."""
+
+    @abstractmethod
+    def overflow(self, overflow: Overflow) -> Refusal:
+        """The dialect's own words for a prompt that does not fit: harnesses know it by nothing else."""
+
+    @abstractmethod
+    def refuse(self, body: Json) -> Refusal | None:
+        """Why a request cannot be served as what it asks for, or None."""
+
+    def adapt(self, body: Json) -> bool:
+        """Change in place what vLLM's app would refuse or mistake although the request is well formed; whether anything changed."""
+        return False
+
+    def clamp(self, body: Json, window: int) -> tuple[int | None, bool]:
+        """An output cap is an upper bound: cut those above `window`. Returns the smallest cap as asked for, and whether `body` changed."""
+        asked, changed = None, False
+        for field in self.caps:
+            value = body.get(field)
+            if isinstance(value, int) and not isinstance(value, bool):
+                asked = value if asked is None else min(asked, value)
+                if value > window:
+                    body[field], changed = window, True
+        return asked, changed
+
+
+Check = Callable[[Any], bool]
+"""Whether a value asks for something that is refused."""
+
+
+def is_set(value: Any) -> bool:
+    """Neither absent, null, false, zero nor empty."""
+    return value not in (None, False, 0, "", [], {})
+
+
+def more_than_one(value: Any) -> bool:
+    return value is not None and value != 1
+
+
+def first_refused(body: Json, fields: Mapping[str, tuple[Check, str]], code: str | None = "unsupported_parameter") -> Refusal | None:
+    """Refusal of the first of `fields` (name: check, reason) that `body` asks for."""
+    for field, (check, reason) in fields.items():
+        if field in body and check(body[field]):
+            return Refusal(400, f"Unsupported parameter: '{field}' is not supported by this server: {reason}.", field, code)
+    return None
+
+
+CHANGES_SAMPLING = "it changes the distribution that tokens are sampled from"
+"""Why a field is refused: what was trained would not be the policy."""
+
+VLLM_FIELDS: dict[str, tuple[Check, str]] = {
+    "kv_transfer_params": (is_set, "it is internal to the serving engine"),
+    "ec_transfer_params": (is_set, "it is internal to the serving engine"),
+    "vllm_xargs": (is_set, CHANGES_SAMPLING),
+    "watermarking": (is_set, CHANGES_SAMPLING),
+    "priority": (is_set, "every session is served alike"),
+}
+"""Extensions of vLLM's server that every dialect takes and that are refused in all of them."""
+
+
+def parse_object(data: bytes) -> Json | None:
+    """`data` as a JSON object, or None."""
+    try:
+        value = json.loads(data)
+    except ValueError:
+        return None
+    return value if isinstance(value, dict) else None
+
+
+_OVERFLOW = re.compile(
+    r"maximum context length|exceeds the max_model_len|longer than the maximum model length|max_tokens must be at least 1, got 0"
+)
+_PROMPT_TOKENS = re.compile(r"contains (\d+) (?:input )?tokens|prompt length (\d+)|Input length \((\d+)\)|prompt \(length (\d+)\)")
+
+
+def read_overflow(message: str, window: int, asked: int | None) -> Overflow | None:
+    """Whether an error text of the engine's server means that the prompt did not fit, by its words.
+
+    A cap of 0 in the request gives the same text as a window with no room for one token: that one is the request's own fault.
+    """
+    if not _OVERFLOW.search(message) or asked == 0:
+        return None
+    found = _PROMPT_TOKENS.search(message)
+    return Overflow(window, next((int(group) for group in found.groups() if group), None) if found else None)

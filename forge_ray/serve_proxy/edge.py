@@ -1,0 +1,288 @@
+"""The edge: the ASGI application around vLLM's own, and the upper of the two taps.
+
+It decides who is calling and whether the request may be served, puts the caller's `CallContext` where the engine tap finds it, and
+has written down what became of the reply. What it may change in a request is small and listed in the dialects: the model's name, an
+output cap above the window, fields that vLLM refuses although the dialect allows them. A body is serialised anew only then.
+
+Only the dialects' routes and harmless probes are open; vLLM's app has others (tokenisation, load, adapters) that a harness must
+not reach. Responses pass through as they come. Events of a session's requests are on disk when `drained` says so.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import logging
+import uuid
+from collections import Counter
+from collections.abc import Coroutine
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from forge_ray.serve_proxy import dialects, identity, kinds, probes
+from forge_ray.serve_proxy.delivery import Delivery
+from forge_ray.serve_proxy.dialects import Refusal
+from forge_ray.serve_proxy.dialects.base import Json, parse_object
+from forge_ray.serve_proxy.exchange import Client, Gone, Tee, TooLarge, inner_scope
+from forge_ray.serve_proxy.identity import CallContext
+from forge_ray.serve_proxy.refusals import Caller, Refusals
+from forge_ray.serve_proxy.session_index import SessionIndex
+from forge_ray.serve_proxy.sessions import Session, Sessions, UnknownSession
+from forge_ray.trajectories.call_log import CallLogWriter
+
+logger = logging.getLogger(__name__)
+
+_KEY_HEADERS = ("authorization", "x-api-key", "x-goog-api-key")
+
+
+@dataclass(frozen=True)
+class EdgeSettings:
+    """What the edge must know of its replica."""
+
+    served_name: str
+    window: int
+    """The engine's `max_model_len`, tokens."""
+    max_body_bytes: int
+    bodies: Path | None = None
+    """Where request and response bodies are kept; None: only their digests are."""
+
+
+class Edge:
+    """ASGI application. One per replica, used in one event loop."""
+
+    def __init__(self, app: ASGIApp, *, settings: EdgeSettings, sessions: Sessions, index: SessionIndex, log: CallLogWriter) -> None:
+        self._app, self._settings, self._sessions, self._index = app, settings, sessions, index
+        self._refusals = Refusals(index, log, settings.window)
+        self._delivery = Delivery(index, log, settings.bodies)
+        self._live: Counter[str] = Counter()
+        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
+        self._concluding: set[asyncio.Task[None]] = set()
+        self._side_models: set[str] = set()
+
+    # ---- for the control plane
+
+    def live(self, session: str) -> int:
+        """Requests of `session` that run or whose events are not all on disk yet."""
+        return self._live[session]
+
+    async def drained(self, session: str, timeout_s: float) -> bool:
+        """Wait until no request of `session` is under way. False after `timeout_s`."""
+        if not self._live[session]:
+            return True
+        idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._waiting.setdefault(session, []).append(idle)
+        done, _ = await asyncio.wait([idle], timeout=timeout_s)
+        return bool(done)
+
+    def forget(self, session: str) -> None:
+        """Drop what is held of a closed session."""
+        self._delivery.forget(session)
+
+    def _enter(self, session: str) -> None:
+        self._live[session] += 1
+
+    def _leave(self, session: str) -> None:
+        self._live[session] -= 1
+        if not self._live[session]:
+            del self._live[session]
+            for idle in self._waiting.pop(session, ()):
+                if not idle.done():
+                    idle.set_result(None)
+
+    # ---- requests
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """ASGI entry point."""
+        if scope["type"] == "http":
+            await self._http(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await probes.refuse_websocket(scope, receive, send)
+        else:
+            await self._app(scope, receive, send)
+
+    async def _http(self, scope: Scope, receive: Receive, send: Send) -> None:
+        headers = Headers(scope=scope)
+        path, token = split_prefix(scope["path"].removeprefix(scope.get("root_path", "")))
+        dialect, request_id = dialects.of(path, headers), f"req_{uuid.uuid4().hex}"
+        try:
+            caller = Caller(path, dialect, self._verify(token, headers), request_id)
+        except UnknownSession as error:
+            caller = Caller(path, dialect, None, request_id)
+            await self._refusals.respond(caller, Refusal(401, f"Invalid API key: {error}", code="invalid_api_key"), scope, receive, send)
+            return
+        probe = probes.answer(scope["method"], path, served_name=self._settings.served_name, window=self._settings.window)
+        if probe is not None:
+            await probe(scope, receive, send)
+            return
+        refusal = self._admit(caller, scope["method"])
+        if refusal is not None or caller.session is None:
+            refusal = refusal or Refusal(401, "Missing API key", code="invalid_api_key")
+            await self._refusals.respond(caller, refusal, scope, receive, send)
+            return
+        client = Client(receive)
+        self._enter(caller.session.session)
+        try:
+            await self._serve(caller, caller.session, scope, headers, client, send)
+        finally:
+            client.close()
+            self._leave(caller.session.session)
+
+    def _verify(self, token: str | None, headers: Headers) -> Session | None:
+        """The session of the path prefix, else of the first key that is one; None without any credentials."""
+        if token is not None:
+            return self._sessions.verify(token)
+        keys = [headers[name].removeprefix("Bearer ").strip() for name in _KEY_HEADERS if name in headers]
+        for number, key in enumerate(keys, start=1):
+            try:
+                return self._sessions.verify(key)
+            except UnknownSession:
+                if number == len(keys):
+                    raise
+        return None
+
+    def _admit(self, caller: Caller, method: str) -> Refusal | None:
+        """Whether the route is open and the session may call."""
+        if caller.path not in dialects.ROUTES:
+            return Refusal(404, f"Unknown route: {method} {caller.path}", code="unknown_url")
+        if method != "POST":
+            return Refusal(405, f"{caller.path} takes POST only", code="method_not_allowed")
+        if caller.session is not None and self._index.closed(caller.session.session):
+            return Refusal(403, f"Session {caller.session.session} is closed", code="session_closed")
+        return None
+
+    async def _serve(self, caller: Caller, session: Session, scope: Scope, headers: Headers, client: Client, send: Send) -> None:
+        """An admitted request: read it, judge it, pass it on."""
+        try:
+            raw = await self._read(client, headers)
+        except Gone:
+            return
+        if isinstance(raw, Refusal):
+            await self._refuse(caller, "body", raw, scope, client, send)
+            return
+        body = parse_object(raw)
+        if body is None:
+            await self._refuse(caller, "body", Refusal(400, "The request body is not a JSON object"), scope, client, send)
+        elif caller.path != caller.dialect.path:
+            sent = json.dumps(body).encode() if self._rename(body) else raw
+            await self._pass_on(caller, self._tee(caller, None, scope, client, send), inner_scope(scope, caller.path, sent), sent, client)
+        elif limit := self._index.exhausted(session.session):
+            await self._delivery.reach(session.session, limit)
+            await self._refuse(caller, "limit", self._refusals.limit(caller.dialect, limit), scope, client, send)
+        elif refusal := caller.dialect.refuse(body):
+            await self._refuse(caller, "field", refusal, scope, client, send)
+        else:
+            await self._call(caller, session, body, raw, scope, headers, client, send)
+
+    async def _read(self, client: Client, headers: Headers) -> bytes | Refusal:
+        limit = self._settings.max_body_bytes
+        too_large = Refusal(413, f"The request body is above {limit} bytes", code="request_too_large")
+        if headers.get("content-encoding", "identity") != "identity":
+            return Refusal(415, "Content-Encoding is not supported: send the body as it is", code="unsupported_media_type")
+        if headers.get("content-length", "0").isdecimal() and int(headers.get("content-length", "0")) > limit:
+            return too_large
+        try:
+            return await client.body(limit)
+        except TooLarge:
+            return too_large
+
+    async def _call(
+        self, caller: Caller, session: Session, body: Json, raw: bytes, scope: Scope, headers: Headers, client: Client, send: Send
+    ) -> None:
+        """A request for a completion. `raw` is the body as it came, `body` what it says."""
+        side_model = self._rename(body)
+        asked, clamped = caller.dialect.clamp(body, self._settings.window)
+        adapted = caller.dialect.adapt(body)
+        sent = json.dumps(body).encode() if side_model or clamped or adapted else raw
+        kind, conversation = kinds.classify(headers, body, side_model=side_model)
+        context = CallContext(
+            session=session.session,
+            purpose=session.purpose,
+            dialect=caller.dialect.name,
+            path=caller.path,
+            streamed=bool(body.get("stream")),
+            request_sha256=hashlib.sha256(raw).hexdigest(),
+            kind=kind,
+            conversation_hint=conversation,
+            asked_tokens=asked,
+        )
+        self._delivery.arrived(context)
+        tee = self._tee(caller, context, scope, client, send)
+        restore = identity.current.set(context)
+        try:
+            await self._pass_on(caller, tee, inner_scope(scope, caller.path, sent), sent, client)
+        finally:
+            identity.current.reset(restore)
+            await self._whatever_happens(session.session, self._delivery.conclude(context, tee, raw))
+
+    async def _pass_on(self, caller: Caller, tee: Tee, scope: Scope, body: bytes, client: Client) -> None:
+        """Let the app answer. What it raises is answered in the dialect's shape while nothing has been sent; a response that has begun
+        is cut by the exception, so that the client cannot take it for whole."""
+        try:
+            await self._app(scope, client.replay(body), tee.send)
+        except Exception:
+            logger.exception("%s failed (%s)", caller.path, caller.request_id)
+            if tee.ended or client.left:
+                return
+            if tee.started:
+                raise
+            await tee.fail(500)
+
+    def _tee(self, caller: Caller, context: CallContext | None, scope: Scope, client: Client, send: Send) -> Tee:
+        async def on_error(status: int, content: bytes) -> None:
+            refusal, reason = self._refusals.translate(caller, context, status, content)
+            if reason is not None:
+                await self._refusals.note(caller, reason, refusal.status)
+            await self._refusals.respond(caller, refusal, scope, client.replay(b""), send)
+
+        def on_last() -> None:
+            # The next request may come before this one's events are written: it must meet the limit already.
+            if context is not None and context.limit is not None:
+                self._delivery.note_limit(context)
+
+        keep = context is not None and self._settings.bodies is not None
+        return Tee(client, send, caller.dialect.reply, on_error, on_last, keep=keep)
+
+    async def _refuse(self, caller: Caller, reason: str, refusal: Refusal, scope: Scope, client: Client, send: Send) -> None:
+        await self._refusals.note(caller, reason, refusal.status)
+        await self._refusals.respond(caller, refusal, scope, client.replay(b""), send)
+
+    def _rename(self, body: Json) -> bool:
+        """Serve any model name as ours. True for a name that is not ours: harnesses have other models for side calls."""
+        name = body.get("model")
+        if not isinstance(name, str) or name == self._settings.served_name:
+            return False
+        body["model"] = self._settings.served_name
+        if name not in self._side_models:
+            self._side_models.add(name)
+            logger.warning(
+                "a harness asks for model %r: served as side calls (kind aux), which are not trained by default; main calls name %r",
+                name,
+                self._settings.served_name,
+            )
+        return True
+
+    async def _whatever_happens(self, session: str, work: Coroutine[Any, Any, None]) -> None:
+        """Wait for `work`, which goes on although this request is cancelled; the session stays live until it is done."""
+        self._enter(session)
+        task = asyncio.create_task(work)
+        self._concluding.add(task)
+
+        def done(task: asyncio.Task[None]) -> None:
+            self._concluding.discard(task)
+            self._leave(session)
+
+        task.add_done_callback(done)
+        await asyncio.shield(task)
+
+
+def split_prefix(path: str) -> tuple[str, str | None]:
+    """`/s/<token>/v1/models` -> (`/v1/models`, `<token>`); any other path stays, with None."""
+    if not path.startswith("/s/"):
+        return path, None
+    token, _, rest = path[3:].partition("/")
+    return f"/{rest}", token

@@ -151,11 +151,12 @@ def claim(run: RunDir, request: RolloutRequest) -> tuple[RolloutRecord | None, i
 
 def make_bench(config: Config, run: RunDir, proxy: ProxyClient) -> Bench:
     """What attempts need, from the config and the run's state."""
-    from forge_ray.sandboxes import make_backend
+    from forge_ray.sandboxes.process import ProcessBackend
     from forge_ray.serve_proxy.sessions import Sessions
 
+    backend = ProcessBackend(config.sandbox, config.name)  # the only value that `sandbox.backend` has yet
     secret = bytes.fromhex(json.loads(run.state.read_text())["secret"])
-    return Bench(config, run, make_backend(config.sandbox, config.name), proxy, Sessions(secret))
+    return Bench(config, run, backend, proxy, Sessions(secret))
 
 
 def start_pools(config: Config, run: RunDir, proxy: ProxyClient) -> list[Any]:

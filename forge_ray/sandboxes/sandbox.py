@@ -104,8 +104,9 @@ class Sandbox(Protocol):
     ) -> RunResult:
         """Run `argv` until it ends or `deadline_s` seconds have passed, then kill all that is left of it.
 
-        `env` comes on top of the sandbox's own variables, `cwd` is the workspace by default, `stdin` is text (default: empty), `visible` names host
-        paths that must be readable at the same place, and the output goes to `<logs>/<log>.log`. Cancelling the call kills the command.
+        `env` comes on top of the sandbox's own variables, `cwd` is the workspace by default, `stdin` is text (default: empty), `visible`
+        names host paths that must be readable at the same place, and the output goes to `<logs>/<log>.log`. Cancelling the call kills the
+        command.
         """
         ...
 
@@ -121,11 +122,17 @@ class Sandbox(Protocol):
         ...
 
     async def archive(self, directory: Path) -> str:
-        """Store the workspace as `<directory>/<digest>.tar.gz`, once per digest; returns the sha256 of the tar stream (before compression)."""
+        """Store the workspace as `<directory>/<digest>.tar.gz`, once per digest.
+
+        Returns the digest: sha256 of the tar stream before compression, in hex.
+        """
         ...
 
     async def verify(self, *, timeout_s: float) -> Rewards:
-        """Run the task's `tests/test.sh` on the workspace and read the rewards. Raises `VerifierError`; its log is `<logs>/verifier.log`."""
+        """Run the task's `tests/test.sh` on the workspace and read the rewards.
+
+        Raises `VerifierError`; its log is `<logs>/verifier.log`.
+        """
         ...
 
     async def destroy(self) -> None:

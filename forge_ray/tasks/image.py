@@ -1,23 +1,28 @@
 """The part of a Dockerfile that a sandbox without images can honour: the files it copies, its working directory, its variables.
 
-The process sandbox runs on the host's own system, so `FROM` says nothing to it and whatever would change the system (`RUN`, a copy to outside
-the working directory) is named as unsupported, never skipped in silence. What only matters to a container that starts by itself (`CMD`,
-`ENTRYPOINT`, `EXPOSE`, `LABEL`, `STOPSIGNAL`, `HEALTHCHECK`, `MAINTAINER`) has no meaning where commands are run one by one.
+The process sandbox runs on the host's own system, so `FROM` says nothing to it and whatever would change the system (`RUN`, a copy
+to outside the working directory) is named as unsupported, never skipped in silence. What only matters to a container that starts by
+itself (`CMD`, `ENTRYPOINT`, `EXPOSE`, `LABEL`, `STOPSIGNAL`, `HEALTHCHECK`, `MAINTAINER`) has no meaning where commands are run one
+by one.
 """
 
 from __future__ import annotations
 
 import glob
 import json
-import os
 import posixpath
 import re
 import shlex
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from forge_ray.tasks.copying import copy_file, copy_tree
+
 WORKDIR = "/workspace"
 """Where the workspace lies when the task names no working directory."""
+
+PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
+"""What `$PATH` stands for in a Dockerfile, and what every command in a sandbox has."""
 
 _MEANINGLESS = frozenset({"FROM", "CMD", "ENTRYPOINT", "EXPOSE", "LABEL", "STOPSIGNAL", "HEALTHCHECK", "MAINTAINER", "SHELL"})
 _VARIABLE = re.compile(r"\\(.)|\$(?:\{(\w+)(?:(:[-+])([^}]*))?\}|(\w+))")
@@ -107,7 +112,8 @@ class _Reader:
             escaped, braced, operator, word, plain = match.groups()
             if escaped is not None:
                 return escaped if escaped == "$" else match[0]
-            value = self.env.get(braced or plain, "")
+            name = braced or plain
+            value = self.env.get(name, PATH if name == "PATH" else "")
             if operator == ":-":
                 return value or word
             return (word if value else "") if operator == ":+" else value
@@ -189,27 +195,6 @@ def lay_out(image: Image, workspace: Path) -> None:
     """Copy the image's files into `workspace`. Links inside a copied directory stay links; a file gets the mode of its source."""
     for copy in image.copies:
         if copy.source.is_dir():
-            _copy_tree(copy.source, workspace / copy.target, copy.mode)
+            copy_tree(copy.source, workspace / copy.target, copy.mode)
         else:
-            _copy_file(copy.source, workspace / copy.target, copy.mode)
-
-
-def _copy_tree(source: Path, target: Path, mode: int | None) -> None:
-    target.mkdir(parents=True, exist_ok=True)
-    for entry in sorted(os.scandir(source), key=lambda e: e.name):
-        place = target / entry.name
-        if entry.is_symlink():
-            place.unlink(missing_ok=True)
-            os.symlink(os.readlink(entry.path), place)
-        elif entry.is_dir():
-            _copy_tree(Path(entry.path), place, mode)
-        elif entry.is_file():
-            _copy_file(Path(entry.path), place, mode)
-
-
-def _copy_file(source: Path, target: Path, mode: int | None) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    # A new file always: an earlier copy may have put a link there.
-    target.unlink(missing_ok=True)
-    target.write_bytes(source.read_bytes())
-    target.chmod(mode if mode is not None else (source.stat().st_mode & 0o777) | 0o600)
+            copy_file(copy.source, workspace / copy.target, copy.mode)

@@ -6,10 +6,15 @@ Harbor ignores them. Every key of format 1.4 is known here, whether or not anyth
 
 from __future__ import annotations
 
+import difflib
 import re
-from typing import Annotated, Any, Literal
+import tomllib
+from pathlib import Path
+from typing import Annotated, Any, Literal, get_args
 
-from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from forge_ray.errors import UserError
 
 NetworkMode = Literal["public", "no-network", "allowlist"]
 Seconds = Annotated[float, Field(gt=0)]
@@ -149,8 +154,61 @@ class TaskToml(Table):
     steps: list[Step] = []
 
 
-def modernise(tree: dict[str, Any]) -> list[str]:
-    """Replace deprecated spellings in `tree`, in place; returns a note for each. Raises `ValueError` with the key for one that says nothing."""
+def read_spec(file: Path) -> tuple[TaskToml, list[str]]:
+    """The file, and a note for each unknown key and deprecated form. Raises `UserError`."""
+    try:
+        tree: dict[str, Any] = tomllib.loads(file.read_bytes().decode())
+    except FileNotFoundError:
+        raise UserError("is missing", where=str(file), fix="an empty file will do") from None
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+        raise UserError(f"is not TOML ({error})", where=str(file), fix="correct it") from None
+    except OSError as error:
+        raise UserError(f"cannot be read ({error.strerror})", where=str(file)) from None
+    try:
+        notes = [f"{file}: {note}" for note in _modernise(tree)]
+        spec = TaskToml.model_validate(tree)
+    except ValidationError as error:
+        first = error.errors()[0]
+        key = ".".join(map(str, first["loc"]))
+        message = first["msg"].removeprefix("Value error, ")
+        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
+        what = f"{key} is missing" if first["type"] == "missing" else f"{key} = {first['input']!r} is refused: {message}"
+        raise UserError(f"{what}{more}", where=str(file), fix="correct it") from None
+    except ValueError as error:
+        raise UserError(str(error), where=str(file)) from None
+    return spec, notes + [f"{file}: {line}" for line in _unknown(spec, "")]
+
+
+def _unknown(model: BaseModel, prefix: str) -> list[str]:
+    """A line for every key that no table of ours has."""
+    lines = []
+    for key in model.model_extra or {}:
+        near = difflib.get_close_matches(key, type(model).model_fields, n=1, cutoff=0.5)
+        elsewhere = [f"{table}.{key}" for table, names in _tables().items() if key in names] if not near else []
+        hint = f"; did you mean {prefix}{near[0]}?" if near else f"; it belongs in {elsewhere[0]}" if elsewhere else ""
+        lines.append(f"unknown key {prefix}{key} is ignored{hint}")
+    for name in type(model).model_fields:
+        value = getattr(model, name)
+        for index, item in enumerate(value if isinstance(value, list) else [value]):
+            if isinstance(item, BaseModel):
+                lines += _unknown(item, f"{prefix}{name}{f'[{index}]' if isinstance(value, list) else ''}.")
+    return lines
+
+
+def _tables() -> dict[str, set[str]]:
+    tables: dict[str, set[str]] = {}
+    for name, field in TaskToml.model_fields.items():
+        for kind in (field.annotation, *get_args(field.annotation)):
+            if isinstance(kind, type) and issubclass(kind, BaseModel):
+                tables[name] = set(kind.model_fields)
+    return tables
+
+
+def _modernise(tree: dict[str, Any]) -> list[str]:
+    """Replace deprecated spellings in `tree`, in place; returns a note for each.
+
+    Raises `ValueError` with the key for one that says nothing.
+    """
     notes: list[str] = []
     if "version" in tree:
         version = tree.pop("version")

@@ -2,29 +2,26 @@
 
     task.toml  instruction.md  environment/{Dockerfile,…}  tests/{test.sh,…}  [solution/solve.sh]
 
-`load_task` refuses what is broken with one `UserError` that names file and key; what is merely odd (an unknown key, a deprecated spelling) is a
-note. What is valid but cannot be given here is not an error of the task: `Task.unsupported` names it for a backend.
+`load_task` refuses what is broken with one `UserError` that names file and key; what is merely odd (an unknown key, a deprecated
+spelling) is a note. What is valid but cannot be given here is not an error of the task: `Task.unsupported` names it for a backend.
 """
 
 from __future__ import annotations
 
-import difflib
 import os
 import re
-import tomllib
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal, get_args
-
-from pydantic import BaseModel, ValidationError
+from typing import Literal
 
 from forge_ray.errors import UserError
 from forge_ray.tasks.image import Image, parse_dockerfile
-from forge_ray.tasks.spec import TaskToml, modernise
+from forge_ray.tasks.spec import TaskToml, read_spec
 
 TESTS_DIR, VERIFIER_DIR = "/tests", "/logs/verifier"
 """Where Harbor has a verifier's files and its results. `tests/test.sh` finds both also in the variables of these names."""
 
+_TAKEN = frozenset("usr bin sbin lib lib32 lib64 libx32 etc opt nix proc dev sys run var tests logs solution".split())
 _TEMPLATE = re.compile(r"\$\{(\w+)(?::-(.*))?\}", re.DOTALL)
 _DEFAULTED = re.compile(r"\$\{\w+:?-[^}]*\}")
 
@@ -100,11 +97,11 @@ class Task:
             lines += self._hard_coded()
         return lines
 
-    def unenforced(self, backend: str = "process") -> list[str]:
-        """Limits that `backend` accepts but does not enforce, one line each."""
+    def unenforced(self) -> list[str]:
+        """Limits that the process backend accepts but does not enforce, one line each."""
         environment = self.spec.environment
         wanted = {"cpus": environment.cpus, "storage_mb": environment.storage_mb}
-        return [f"task.toml: environment.{key} = {value}" for key, value in wanted.items() if value is not None] if backend == "process" else []
+        return [f"task.toml: environment.{key} = {value}" for key, value in wanted.items() if value is not None]
 
     def _hard_coded(self) -> list[str]:
         """Absolute paths in the task's own texts that only a sandbox with its own file system has."""
@@ -126,8 +123,7 @@ def workdir_problem(workdir: str) -> str | None:
     """Why a workspace cannot be mounted at `workdir`, or None. The places named here are the sandbox's own or the host system's."""
     if workdir == "/":
         return "the root directory"
-    taken = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt", "nix", "proc", "dev", "sys", "run", "var", "tests", "logs", "solution")
-    if workdir.split("/")[1] in taken:
+    if workdir.split("/")[1] in _TAKEN:
         return "a place of the system"
     if workdir in ("/tmp", "/home", "/home/agent") or workdir.startswith("/home/agent/"):
         return "a place of the sandbox"
@@ -163,7 +159,7 @@ def load_task(directory: str | os.PathLike[str]) -> Task:
     if not root.is_dir():
         raise UserError("no such task directory", where=str(directory), fix="give a directory with task.toml and instruction.md")
     file = root / "task.toml"
-    spec, notes = _read_spec(file)
+    spec, notes = read_spec(file)
     instruction = _instruction(root / "instruction.md")
     if not spec.steps and not (root / "tests" / "test.sh").is_file():
         raise UserError("is missing", where=str(root / "tests" / "test.sh"), fix="a task needs a verifier")
@@ -182,7 +178,10 @@ def load_task(directory: str | os.PathLike[str]) -> Task:
 
 
 def load_tasks(directory: str | os.PathLike[str]) -> list[Task]:
-    """Every task in `directory`, sorted by folder; files and hidden folders are no tasks. Raises one `UserError` that names all broken ones."""
+    """Every task in `directory`, sorted by folder; files and hidden folders are no tasks.
+
+    Raises one `UserError` that names all broken ones.
+    """
     root = Path(directory)
     try:
         folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
@@ -198,62 +197,13 @@ def load_tasks(directory: str | os.PathLike[str]) -> list[Task]:
     if problems:
         raise UserError(f"{len(problems)} of {len(folders)} tasks cannot be loaded: {' | '.join(problems)}", where=str(root))
     if not tasks:
-        raise UserError("holds no task", where=str(root), fix="give a directory of task directories, each with task.toml and instruction.md")
+        raise UserError("holds no task", where=str(root), fix="each task is a directory with task.toml and instruction.md")
     by_name: dict[str, Task] = {}
     for task in tasks:
         if (other := by_name.setdefault(task.name, task)) is not task:
             where = f"{other.directory.name} and {task.directory.name}"
             raise UserError(f"{where} have the same name {task.name}", where=str(root), fix="each task needs a name of its own")
     return tasks
-
-
-def _read_spec(file: Path) -> tuple[TaskToml, list[str]]:
-    try:
-        tree: dict[str, Any] = tomllib.loads(file.read_bytes().decode())
-    except FileNotFoundError:
-        raise UserError("is missing", where=str(file), fix="an empty file will do") from None
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
-        raise UserError(f"is not TOML ({error})", where=str(file), fix="correct it") from None
-    except OSError as error:
-        raise UserError(f"cannot be read ({error.strerror})", where=str(file)) from None
-    try:
-        notes = [f"{file}: {note}" for note in modernise(tree)]
-        spec = TaskToml.model_validate(tree)
-    except ValidationError as error:
-        first = error.errors()[0]
-        key = ".".join(map(str, first["loc"]))
-        message = first["msg"].removeprefix("Value error, ")
-        more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
-        what = f"{key} is missing" if first["type"] == "missing" else f"{key} = {first['input']!r} is refused: {message}"
-        raise UserError(f"{what}{more}", where=str(file), fix="correct it") from None
-    except ValueError as error:
-        raise UserError(str(error), where=str(file)) from None
-    return spec, notes + [f"{file}: {line}" for line in _unknown(spec, "")]
-
-
-def _unknown(model: BaseModel, prefix: str) -> list[str]:
-    """A line for every key that no table of ours has."""
-    lines = []
-    for key in model.model_extra or {}:
-        near = difflib.get_close_matches(key, type(model).model_fields, n=1, cutoff=0.5)
-        elsewhere = [f"{table}.{key}" for table, names in _tables().items() if key in names] if not near else []
-        hint = f"; did you mean {prefix}{near[0]}?" if near else f"; it belongs in {elsewhere[0]}" if elsewhere else ""
-        lines.append(f"unknown key {prefix}{key} is ignored{hint}")
-    for name in type(model).model_fields:
-        value = getattr(model, name)
-        for index, item in enumerate(value if isinstance(value, list) else [value]):
-            if isinstance(item, BaseModel):
-                lines += _unknown(item, f"{prefix}{name}{f'[{index}]' if isinstance(value, list) else ''}.")
-    return lines
-
-
-def _tables() -> dict[str, set[str]]:
-    tables: dict[str, set[str]] = {}
-    for name, field in TaskToml.model_fields.items():
-        for kind in (field.annotation, *get_args(field.annotation)):
-            if isinstance(kind, type) and issubclass(kind, BaseModel):
-                tables[name] = set(kind.model_fields)
-    return tables
 
 
 def _instruction(file: Path) -> str:

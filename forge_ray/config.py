@@ -65,7 +65,9 @@ class Sampling(Section):
     """Sampling parameters that the proxy forces on training calls, whatever the harness asks for."""
 
     temperature: Positive = 1.0
+    """Divides the logits."""
     top_p: Positive = 1.0
+    """Nucleus size; below 1 the recorded log-probabilities are those of the cut distribution."""
     top_k: int = 0
     """0 = off."""
 
@@ -76,8 +78,11 @@ class EvalSampling(Section):
     mode: Literal["fixed", "harness"] = "fixed"
     """`fixed`: the values below; `harness`: what the harness asked for."""
     temperature: NonNegative = 1.0
+    """0 = greedy."""
     top_p: Positive = 1.0
+    """Nucleus size."""
     top_k: int = 0
+    """0 = off."""
 
 
 class Policy(Section):
@@ -88,8 +93,8 @@ class Policy(Section):
     chat_template: str | None = None
     """A Jinja file that replaces the tokenizer's template."""
     script: str | None = None
-    """A script of answers served in place of the model's (JSON, see `forge_ray.serve_proxy.scripted_engine`): tests a harness adapter without a
-    trained model."""
+    """A script of answers served in place of the model's (JSON, see `forge_ray.serve_proxy.scripted_engine`): tests a harness
+    adapter without a trained model."""
     served_name: str = "policy"
     """Model name given to harnesses; other names are served too."""
     engine: dict[str, Any] = {}
@@ -99,7 +104,9 @@ class Policy(Section):
     environment: dict[str, str] = {}
     """Environment variables of the replicas, on top of `cluster/ray.env`."""
     sampling: Sampling = Sampling()
+    """Sampling of training calls."""
     eval_sampling: EvalSampling = EvalSampling()
+    """Sampling of evaluation calls."""
 
 
 class Limits(Section):
@@ -119,11 +126,15 @@ class Proxy(Section):
     host: str = "127.0.0.1"
     """Bind address. HAProxy mode binds every interface whatever stands here."""
     port: Annotated[int, Field(ge=1, le=65535)] = 18700
+    """Port of the proxy."""
     replicas: Count = 1
+    """Replicas of the policy, each with an engine of its own."""
     replica_cpus: NonNegative = 0.1
     """Logical CPUs of a replica (its real use is the engine's)."""
     replica_gpus: NonNegative = 0
+    """GPUs of a replica."""
     limits: Limits = Limits()
+    """Limits per session."""
     max_call_tokens: Count | None = None
     """Upper bound of sampled tokens of one call; a harness's own smaller cap still holds."""
     train_grammar_calls: bool = False
@@ -131,6 +142,7 @@ class Proxy(Section):
     keep_bodies: bool = False
     """Keep request and response bodies under `bodies/`, not only their digests."""
     max_body_bytes: Count = 32 * 2**20
+    """Largest request body; above it 413."""
 
 
 class Harness(Section):
@@ -146,13 +158,16 @@ class Tasks(Section):
     """Where tasks come from: directories of Harbor-format task directories."""
 
     train: Source
+    """Tasks that are trained on."""
     heldout: Source | None = None
+    """Tasks that are only evaluated."""
 
 
 class Sandbox(Section):
     """Where a rollout runs."""
 
     backend: Literal["process"] = "process"
+    """`process`: a process tree on the pool's node."""
     isolation: Literal["auto", "bubblewrap", "none"] = "auto"
     """File-system isolation of the process sandbox; `auto` uses bubblewrap where it works."""
     directory: str | None = None
@@ -162,7 +177,9 @@ class Sandbox(Section):
     cpu_seconds: Count | None = None
     """CPU seconds of each process."""
     processes: Count | None = None
+    """Most processes and threads of one rollout."""
     open_files: Count | None = None
+    """Most open files of each process."""
     file_mb: Count | None = None
     """Largest file a rollout may write."""
     log_bytes: Count = 1_000_000
@@ -173,6 +190,7 @@ class Rollouts(Section):
     """How many, for how long, and what happens to those that fail."""
 
     max_in_flight: Count = 16
+    """Rollouts that run at the same time."""
     pools: Count = 1
     """RolloutPool actors."""
     deadline_s: Positive = 600
@@ -182,6 +200,7 @@ class Rollouts(Section):
     retries: Annotated[int, Field(ge=0)] = 2
     """New attempts for an outcome whose treatment is `retry`."""
     preset: Literal["default", "paper"] = "default"
+    """Treatment of the outcome classes: see docs/outcomes.md. `paper` discards timeouts as OpenForgeRL does."""
     on_outcome: dict[Outcome, Treatment] = {}
     """Treatment of single outcome classes, over the preset's."""
 
@@ -192,37 +211,53 @@ class Sft(Section):
     demonstrations: Source
     """A Parquet file (or a function that makes `demonstrations.parquet`) with `ids` and `mask`, lists of equal length."""
     steps: Count = 400
+    """Optimizer updates."""
     batch_size: Count = 32
+    """Demonstrations per update."""
     lr: Positive = 3e-3
+    """Peak learning rate."""
     betas: tuple[float, float] = (0.9, 0.98)
+    """AdamW's betas."""
     weight_decay: NonNegative = 0.01
+    """AdamW's weight decay."""
     warmup_steps: Annotated[int, Field(ge=0)] = 20
+    """Updates of linear rise."""
     decay_fraction: NonNegative = 0.3
     """Share of the steps, at the end, over which the rate falls linearly to 0."""
     max_grad_norm: Positive = 1.0
+    """Gradient clipping."""
 
 
 class Loss(Section):
     """The policy loss. Every name is a pure function in `forge_ray.train_loop.losses`."""
 
     name: Literal["ppo_clip"] = "ppo_clip"
+    """`ppo_clip`: PPO's clipped surrogate with the recorded log-probabilities as the old policy."""
     clip_low: NonNegative = 0.2
+    """The ratio is clipped at 1 − clip_low."""
     clip_high: NonNegative = 0.28
+    """The ratio is clipped at 1 + clip_high."""
     kl: NonNegative = 0.0
     """Coefficient of the k3 estimate of KL(policy || reference)."""
     entropy: NonNegative = 0.0
+    """Coefficient of the entropy bonus."""
     reduction: Literal["token_mean", "trajectory_mean", "constant"] = "token_mean"
+    """Mean over the step's trained tokens, mean of trajectory means, or sum / `constant`."""
     constant: Positive | None = None
     """Divisor of `reduction: constant`."""
 
 
 class Optimizer(Section):
     lr: Positive = 1e-6
+    """AdamW's learning rate at the first step."""
     lr_end: NonNegative | None = None
     """Rate at the last step, reached linearly; None = constant."""
     betas: tuple[float, float] = (0.9, 0.95)
+    """AdamW's betas."""
     weight_decay: NonNegative = 0.0
+    """AdamW's weight decay."""
     max_grad_norm: Positive = 1.0
+    """Gradient clipping."""
     epochs: Count = 1
     """Passes over each step batch."""
     minibatches: Count = 1
@@ -235,12 +270,15 @@ class Train(Section):
     """The GRPO loop."""
 
     steps: Annotated[int, Field(ge=0)] = 100
+    """Step batches, each followed by a weight update in the replicas."""
     groups_per_step: Count = 8
+    """Groups in a step batch."""
     group_size: Count = 8
     """Rollouts per group."""
     max_staleness: Annotated[int, Field(ge=0)] = 1
     """Largest allowed (version − version of the oldest trained token) when a batch is consumed."""
     builder: Literal["chain", "per_call"] = "chain"
+    """`chain` merges calls that extend one another into one sample; `per_call` makes a sample of each call."""
     gamma: Positive = 1.0
     """Eq. 1: the reward of call t is gamma^(T-t) times the terminal reward."""
     kind_weights: dict[Literal["agent", "subagent", "compaction", "aux"], NonNegative] = {}
@@ -250,17 +288,25 @@ class Train(Section):
     normalize_std: bool = True
     """Divide the group-centred reward by the group's standard deviation (ddof 1)."""
     loss: Loss = Loss()
+    """The policy loss."""
     optimizer: Optimizer = Optimizer()
+    """AdamW and how a step batch is cut."""
     sft: Sft | None = None
+    """Supervised start; null = none."""
     workers: Count = 1
+    """Data-parallel train workers."""
     worker_cpus: Positive = 1
+    """Logical CPUs of a worker."""
     worker_gpus: NonNegative = 0
+    """GPUs of a worker."""
     threads: Count | None = None
     """torch threads of a worker; None = torch's default."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """`bfloat16`: forward and backward under autocast; the weights stay float32. Raise `logprob_bound` with it."""
     checkpoint_every: Count = 10
+    """Steps between checkpoints; the last step always gets one."""
     keep_checkpoints: Count = 2
+    """Newest checkpoints that are kept."""
     logprob_bound: Positive = 1e-3
     """The run stops when mean |rollout − trainer logprob| of tokens sampled by the current version is above this."""
 
@@ -271,6 +317,7 @@ class Eval(Section):
     before: bool = True
     """Evaluate before the first step."""
     after: bool = True
+    """Evaluate after the last step."""
     every: Annotated[int, Field(ge=0)] = 0
     """Also every so many steps; 0 = never."""
     samples: Count = 8
@@ -281,11 +328,14 @@ class Eval(Section):
 
 class Ray(Section):
     address: str | None = None
-    """None: inside a job its cluster, else `RAY_ADDRESS`, else a running local cluster, else a new one of this run's own. `local`: always a new one."""
+    """None: inside a job its cluster, else `RAY_ADDRESS`, else a running local cluster, else a new one of this run's own. `local`:
+    always a new one."""
     num_cpus: Count | None = None
     """Logical CPUs of a cluster that this run starts; default: the machine's, at least 4."""
     object_store_mb: Count = 256
+    """Object store of a cluster that this run starts."""
     dashboard: bool = False
+    """Start the dashboard with it."""
 
 
 class Config(Section):
@@ -296,15 +346,25 @@ class Config(Section):
     runs: str = "~/forge-ray-runs"
     """Parent of the run directories; `~` and `$VARIABLES` are expanded. On a cluster: a shared volume."""
     seed: int = 0
+    """Seeds the inputs, SFT, the order of tasks and of minibatches (not the engine's sampling)."""
     policy: Policy
+    """The model under training."""
     proxy: Proxy = Proxy()
+    """The recording proxy."""
     harnesses: Annotated[list[Harness], Field(min_length=1)]
+    """Programs under training; groups go round over (task, harness) pairs."""
     tasks: Tasks
+    """What the programs are asked to do."""
     sandbox: Sandbox = Sandbox()
+    """Where rollouts run."""
     rollouts: Rollouts = Rollouts()
+    """How many, how long, what happens to failures."""
     train: Train = Train()
+    """The learner."""
     eval: Eval = Eval()
+    """Held-out evaluation."""
     ray: Ray = Ray()
+    """The Ray cluster."""
 
     @model_validator(mode="after")
     def _consistent(self) -> Config:

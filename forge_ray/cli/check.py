@@ -1,7 +1,7 @@
 """`forge-ray check run.yaml`: is this config whole, can this machine run it, and what is missing where.
 
-Every finding says what was looked at and, where something is missing, how to get it. `require` runs the same findings before any other command
-starts anything and turns the first that blocks into a `UserError`.
+Every finding says what was looked at and, where something is missing, how to get it. `require` runs the same findings before any
+other command starts anything and turns the first that blocks into a `UserError`.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from forge_ray.cli.common import config_of
 from forge_ray.config import Config, Source
@@ -62,7 +63,8 @@ def findings(config: Config) -> Iterator[Finding]:
     yield from _harnesses(config)
     yield _sandbox(config)
     yield from _ray(config)
-    yield _port(config)
+    if not _joins(config):
+        yield _port(config)
     yield _memory()
 
 
@@ -123,7 +125,7 @@ def _tasks(field: str, path: Path, config: Config) -> Finding:
         tasks = load_tasks(path)
     except UserError as error:
         return Finding(field, error.problem, False, fix=error.fix or "mend the task")
-    isolation = _isolation(config)
+    isolation, _ = _isolation(config)
     named = [f"{task.name}: {problem}" for task in tasks for problem in task.unsupported(config.sandbox.backend, isolation)]
     if named:
         return Finding(
@@ -144,22 +146,27 @@ def _harnesses(config: Config) -> Iterator[Finding]:
             yield Finding(f"harness {entry.name}", "ready")
 
 
-def _isolation(config: Config):
-    from forge_ray.sandboxes.bubblewrap import works
+def _isolation(config: Config) -> tuple[Literal["bubblewrap", "none"], str]:
+    """What the sandboxes will have, and why not more."""
+    from forge_ray.sandboxes.bubblewrap import Unavailable, probe
 
     if config.sandbox.isolation == "none":
-        return "none"
-    return "bubblewrap" if works() else "none"
+        return "none", ""
+    try:
+        probe()
+    except Unavailable as error:
+        return "none", str(error)
+    return "bubblewrap", ""
 
 
 def _sandbox(config: Config) -> Finding:
-    isolation = _isolation(config)
+    isolation, reason = _isolation(config)
     if isolation == "bubblewrap" or config.sandbox.isolation == "none":
         return Finding("sandbox", f"process, isolation {isolation}")
     fix = "install bubblewrap (apt-get install bubblewrap) and allow user namespaces"
     if config.sandbox.isolation == "bubblewrap":
-        return Finding("sandbox", "bubblewrap does not work on this machine", False, fix=fix)
-    return Finding("sandbox", "process without file-system isolation: harnesses see this machine's files", False, blocking=False, fix=fix)
+        return Finding("sandbox", f"no file-system isolation: {reason}", False, fix=fix)
+    return Finding("sandbox", f"no file-system isolation, harnesses see this machine's files: {reason}", False, blocking=False, fix=fix)
 
 
 def _ray(config: Config) -> Iterator[Finding]:
@@ -180,6 +187,16 @@ def _ray(config: Config) -> Iterator[Finding]:
             "ray", "Serve's HAProxy mode is not set in this shell (the run works, slower)", False, blocking=False,
             fix="start Ray with the variables of cluster/ray.env",
         )  # fmt: skip
+
+
+def _joins(config: Config) -> bool:
+    """Whether the run would join a running cluster, where Serve may hold the port already (`serve_proxy.deployment` then says what is wrong)."""
+    from forge_ray.job.cluster import find
+
+    try:
+        return find(config) is not None
+    except UserError:
+        return False
 
 
 def _port(config: Config) -> Finding:

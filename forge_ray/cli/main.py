@@ -1,7 +1,7 @@
 """The command line: `forge-ray check | rollout | train | eval`.
 
-Bad input is one line on stderr and exit code 2; a run that failed is one line and exit code 1; Ctrl-C ends with 130. Only the chosen command's
-module is imported, so that `--help` needs neither Ray nor torch.
+Bad input is one line on stderr and exit code 2; a run that failed is one line and exit code 1; Ctrl-C ends with 130. Only the
+chosen command's module is imported, so that `--help` needs neither Ray nor torch.
 """
 
 from __future__ import annotations

@@ -1,11 +1,12 @@
 """Connecting to Ray: a submitted job's cluster, a running local one, or one of this run's own.
 
-Bad addresses end in one line before Ray is asked, because Ray's own answer is an assertion or a long wait. A cluster that this process started is
-ended with it; one that it found is left alone.
+Bad addresses end in one line before Ray is asked, because Ray's own answer is an assertion or a long wait. A cluster that this
+process started is ended with it; one that it found is left alone.
 """
 
 from __future__ import annotations
 
+import logging
 import os
 import socket
 import tempfile
@@ -76,11 +77,11 @@ def connect(config: Config, *, extra_environment: dict[str, str] | None = None) 
             include_dashboard=config.ray.dashboard,
             object_store_memory=config.ray.object_store_mb * 2**20,
             log_to_driver=False,
-            logging_level="WARNING",
+            logging_level=logging.WARNING,
             runtime_env=runtime_env,
         )
         return Cluster(owned=True, address="local", haproxy=ray_env.haproxy())
-    ray.init(address=address, log_to_driver=False, logging_level="WARNING", runtime_env=runtime_env)
+    ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, runtime_env=runtime_env)
     return Cluster(owned=False, address=address, haproxy=_cluster_haproxy())
 
 

@@ -4,8 +4,8 @@
 
 The driver decides when; it never looks into a token. Invariants:
 
-- the batch of step k is formed once, when the version is k, from groups whose oldest trained token is at most `max_staleness` versions old; it lies
-  on disk before it is offered, so a run that starts again trains the same batch;
+- the batch of step k is formed once, when the version is k, from groups whose oldest trained token is at most `max_staleness`
+  versions old; it lies on disk before it is offered, so a run that starts again trains the same batch;
 - one batch is out at a time; rollouts go on meanwhile, within the admission capacity;
 - the version that admission and staleness count with moves only after every replica serves the weights.
 """
@@ -83,7 +83,7 @@ class Driver:
         self.version: int | None = None
         """Step number of the weights that every replica serves; None before the first sync."""
 
-    # --- coming up ---------------------------------------------------------------------------------------------------------------------------
+    # ---- coming up ----
 
     async def first_weights(self) -> None:
         """Wait for the trainer's first weights (after SFT, or of the checkpoint) and bring them into the replicas."""
@@ -100,7 +100,7 @@ class Driver:
             trained.update(pyarrow.parquet.read_table(file, columns=["group"]).column("group").to_pylist())
         self._scheduler.restore((r for r in library.records(self.run) if r.purpose == "train"), trained)
 
-    # --- learning ----------------------------------------------------------------------------------------------------------------------------
+    # ---- learning ----
 
     async def learn(self) -> None:
         """Train until `train.steps`, evaluating in between where the config says so."""
@@ -176,7 +176,8 @@ class Driver:
         self._fruitless = 0 if record.outcome in RATED else self._fruitless + 1
         if self._fruitless >= max(24, 3 * self.config.train.group_size):
             raise RunFailed(
-                f"the last {self._fruitless} rollouts all failed; the last one: {record.outcome}: {record.detail}; see {self.run.rollouts / record.id}"
+                f"the last {self._fruitless} rollouts all failed; the last one: {record.outcome}: {record.detail}; "
+                f"see {self.run.rollouts / record.id}"
             )
 
     async def _build(self, group: Group) -> None:
@@ -236,7 +237,7 @@ class Driver:
         self._outcomes = {}
         return True
 
-    # --- the trainer's side ------------------------------------------------------------------------------------------------------------------
+    # ---- the trainer's side ----
 
     async def _follow_trainer(self) -> None:
         """Handle the trainer's events in order, for as long as it lives."""
@@ -303,7 +304,7 @@ class Driver:
         self._metrics.append(row)
         self._progress.step(row)
 
-    # --- tasks and failures ------------------------------------------------------------------------------------------------------------------
+    # ---- tasks and failures ----
 
     def _spawn(self, work: Any) -> None:
         task = asyncio.create_task(work)

@@ -1,7 +1,7 @@
 """Evaluation: `eval.samples` rollouts of every held-out task, with the evaluation sampling settings, never trained.
 
-Keys name the evaluation and the sample, so an evaluation that was interrupted goes on where it was. A rollout that ended in an infrastructure
-error is tried again like a training rollout; one that stays without a reward is left out of pass@1 and counted.
+Keys name the evaluation and the sample, so an evaluation that was interrupted goes on where it was. A rollout that ended in an
+infrastructure error is tried again like a training rollout; one that stays without a reward is left out of pass@1 and counted.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
 """What every command that runs rollouts needs up: Ray, the policy behind the proxy, the pools. And how it all goes down again.
 
-`Runtime` is an async context manager. Leaving it, for whatever reason, ends the sandboxes, removes the Serve app (which would outlive the job) and
-ends a cluster that this process started, in that order and within `STOP_S` seconds each, so that Ctrl-C leaves nothing behind.
+`Runtime` is an async context manager. Leaving it, for whatever reason, ends the sandboxes, removes the Serve app (which would
+outlive the job) and ends a cluster that this process started, in that order and within `STOP_S` seconds each, so that Ctrl-C
+leaves nothing behind.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Which rollouts are wanted, which have come, which groups can be trained: a state machine without Ray and without a clock.
 
-A group is `train.group_size` rollouts of one (task, harness) pair. Group g's pair follows from the seed alone, so a resumed run goes on with the
-same pairs. Invariants:
+A group is `train.group_size` rollouts of one (task, harness) pair. Group g's pair follows from the seed alone, so a resumed run
+goes on with the same pairs. Invariants:
 
 - a group is admitted whole; `admitted − finished` counts what is queued or running;
 - each slot of a group ends exactly once: with a record that is trained, or dropped after its retries;

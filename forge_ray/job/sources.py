@@ -1,7 +1,8 @@
 """Sources: directories of the user's, or what a function of the user's makes.
 
-A function runs in a process of its own (`python -m forge_ray.job.sources`), so that it may import torch without the driver paying for it and a
-crash of it is one clear line. What it made is renamed into `inputs/` only when it is complete: a second start finds it or makes it again.
+A function runs in a process of its own (`python -m forge_ray.job.sources`), so that it may import torch without the driver paying
+for it and a crash of it is one clear line. What it made is renamed into `inputs/` only when it is complete: a second start finds
+it or makes it again.
 """
 
 from __future__ import annotations
@@ -91,9 +92,8 @@ def call(file: str, function: str, arguments: dict) -> None:
     spec.loader.exec_module(module)
     target = getattr(module, function, None)
     if not callable(target):
-        raise UserError(
-            f"{path.name} has no function {function!r}; it has {', '.join(sorted(n for n in vars(module) if inspect.isfunction(vars(module)[n])))}"
-        )
+        known = ", ".join(sorted(name for name, value in vars(module).items() if inspect.isfunction(value)))
+        raise UserError(f"{path.name} has no function {function!r}; it has {known}")
     keywords = dict(arguments)
     out = Path(keywords.pop("out"))
     if "run" not in inspect.signature(target).parameters:

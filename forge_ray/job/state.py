@@ -1,7 +1,8 @@
 """Opening a run: its directory and its identity.
 
-Invariants: a run directory belongs to one config, and a new run never writes into an old one. Every start of a driver and of a train worker group
-takes a fresh incarnation number from `state.json` (`run_dir.next_incarnation`), so that a version label never names two sets of weights.
+Invariants: a run directory belongs to one config, and a new run never writes into an old one. Every start of a driver and of a
+train worker group takes a fresh incarnation number from `state.json` (`run_dir.next_incarnation`), so that a version label never
+names two sets of weights.
 """
 
 from __future__ import annotations

@@ -26,8 +26,8 @@ log = logging.getLogger(__name__)
 
 
 def train(config: Config, run: RunDir, *, resume: bool) -> Summary:
-    """Run to the end; returns the summary. Raises `UserError` for bad input, other `ForgeRayError`s for a run that failed, `KeyboardInterrupt` when
-    it was stopped by SIGINT or SIGTERM (after everything was taken down)."""
+    """Run to the end; returns the summary. Raises `UserError` for bad input, other `ForgeRayError`s for a run that failed,
+    `KeyboardInterrupt` when it was stopped by SIGINT or SIGTERM (after everything was taken down)."""
     logging.basicConfig(filename=run.log, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
     try:
         asyncio.run(_train(config, run, resume=resume))

@@ -1,8 +1,8 @@
 """Checkpoints: `checkpoints/step-000012/`, a Hugging Face model directory plus what an exact resume needs.
 
-A checkpoint of step k holds the weights after k updates. It is written under a hidden name and renamed when every byte is on disk: a directory
-with the final name is complete, and a crash during a save leaves the previous one in force. The data cursor is k itself, since the batch
-of a step is fixed once formed (`exchange.py`); accepted rollouts that no step has used yet lie in `rollouts/`.
+A checkpoint of step k holds the weights after k updates. It is written under a hidden name and renamed when every byte is on disk:
+a directory with the final name is complete, and a crash during a save leaves the previous one in force. The data cursor is k
+itself, since the batch of a step is fixed once formed (`exchange.py`); accepted rollouts that no step has used yet lie in `rollouts/`.
 """
 
 from __future__ import annotations

@@ -34,7 +34,8 @@ class Exchange:
         return next_incarnation(self._run)
 
     async def put_step(self, step: int, refs: list[Any], stats: dict[str, Any]) -> None:
-        """Offer the batch of `step`: one ObjectRef of an Arrow table per rank, in a list so that Ray does not resolve it. A second offer is ignored."""
+        """Offer the batch of `step`: one ObjectRef of an Arrow table per rank, in a list so that Ray does not resolve it. A second
+        offer is ignored."""
         async with self._changed:
             self._steps.setdefault(step, {"refs": refs, "stats": stats})
             self._changed.notify_all()

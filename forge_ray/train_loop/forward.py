@@ -1,8 +1,8 @@
 """From rows of a table to log-probabilities: rows, micro-batches, the forward pass.
 
 Invariants:
-- **Masks come from lengths.** Rows are padded on the right with token 0; no token id means "padding" anywhere, so a pad id that is also the
-  end token hides nothing. Padded positions are never a target, and causal attention keeps them out of every real one.
+- **Masks come from lengths.** Rows are padded on the right with their own last token; no token id means "padding" anywhere, so a pad id
+  that is also the end token hides nothing. Padded positions are never a target and no real position attends to them.
 - **Only needed positions have logits.** The output head sees the hidden states in front of trained tokens, not rows x length of them.
 - Log-probabilities are those of the distribution that was sampled from: log_softmax(logits / recorded temperature), in float32.
 """
@@ -177,6 +177,8 @@ def collate(rows: Sequence[Row], device: torch.device | str = "cpu") -> Microbat
     ids = np.zeros((len(lengths), max(lengths)), np.int64)
     for index, row in enumerate(rows):
         ids[index, : len(row)] = row.ids
+        # A token of the row itself: attention multiplies masked values by 0, which would let a NaN of some other token's embedding through.
+        ids[index, len(row) :] = row.ids[-1]
     attention = np.arange(ids.shape[1])[None, :] < np.asarray(lengths)[:, None]
 
     def per_token(values: list[np.ndarray], kind: type) -> Tensor:

@@ -1,7 +1,7 @@
 """The supervised start: cross entropy on demonstrations, before the first rollout. No Ray here.
 
-Batches are drawn without replacement, epoch by epoch, and hold rows of similar length (shuffle, sort inside blocks, shuffle the batches), which
-halves the padding. The order follows from the seed alone. Each rank takes every `world`-th row of a batch.
+Batches are drawn without replacement, epoch by epoch, and hold rows of similar length (shuffle, sort inside blocks, shuffle the
+batches), which halves the padding. The order follows from the seed alone. Each rank takes every `world`-th row of a batch.
 """
 
 from __future__ import annotations
@@ -70,7 +70,8 @@ def train(
             loss.backward()
             loss_sum += metrics["loss"]
         if ranks.world > 1:
-            # The shares add up to the mean over the whole batch; summing the gradients keeps ranks with different numbers of micro-batches in step.
+            # The shares add up to the mean over the whole batch; summing the gradients keeps ranks with different numbers of
+            # micro-batches in step.
             for parameter in model.parameters():
                 if parameter.grad is not None:
                     parameter.grad.copy_(ranks.sum(parameter.grad))

@@ -29,7 +29,8 @@ class LogprobMismatch(ForgeRayError):
     def __init__(self, mean: float, bound: float, tokens: int, step: int) -> None:
         super().__init__(
             f"step {step}: mean |rollout - trainer logprob| is {mean:.2e} over {tokens} tokens of the current version, above "
-            f"train.logprob_bound = {bound:g}: engine and trainer do not hold the same policy (weights, dtype, template or sampling parameters)"
+            f"train.logprob_bound = {bound:g}: engine and trainer do not hold the same policy "
+            "(weights, dtype, template or sampling parameters)"
         )
 
 
@@ -151,7 +152,7 @@ def _accumulate(
             loss, metrics = policy_loss(
                 loss_config,
                 logprobs=logprobs,
-                entropy=entropy if loss_config.entropy > 0 else entropy.detach() if entropy is not None else None,
+                entropy=entropy,
                 total=total,
                 reference_logprobs=reference_logprobs,
                 **batch.loss_inputs(),

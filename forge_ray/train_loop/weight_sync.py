@@ -1,8 +1,9 @@
 """Weights on their way from the trainer into the live replicas.
 
-The trainer's rank 0 `publish`es: a safetensors file named after the version, then `weights/current.json`, both durable, so that a replica that
-(re)starts at any moment finds the newest complete version. The driver then `sync`s: the file's bytes go through Ray's object store (one copy per
-node, zero-copy to its replicas) and every replica loads them through vLLM's weight-transfer protocol before the call returns.
+The trainer's rank 0 `publish`es: a safetensors file named after the version, then `weights/current.json`, both durable, so that a
+replica that (re)starts at any moment finds the newest complete version. The driver then `sync`s: the file's bytes go through Ray's
+object store (one copy per node, zero-copy to its replicas) and every replica loads them through vLLM's weight-transfer protocol
+before the call returns.
 """
 
 from __future__ import annotations

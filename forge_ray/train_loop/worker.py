@@ -3,8 +3,8 @@
     model ← newest checkpoint, else the initial model (then SFT, checkpoint 0)
     publish the weights of step k; then, per step: fetch the batch, update, publish k + 1, checkpoint where due
 
-Invariants: the worker group takes a fresh incarnation before it publishes anything; weights of step k are published before the batch of step k is
-asked for; a checkpoint is complete on disk before it is announced. Rank 0 alone publishes, saves and reports.
+Invariants: the worker group takes a fresh incarnation before it publishes anything; weights of step k are published before the
+batch of step k is asked for; a checkpoint is complete on disk before it is announced. Rank 0 alone publishes, saves and reports.
 """
 
 from __future__ import annotations
@@ -51,8 +51,8 @@ def train_worker(settings: dict[str, Any]) -> None:
     initial = Path(settings["model"])
     source = initial if start is None else checkpoint.path(run, start)
     post({"kind": "progress", "phase": "trainer", "detail": f"loading {source.name}"})
-    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32).to(device)
-    model.train()
+    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    model.to(device).train()
 
     def save(step: int, optimizer: Any) -> None:
         if rank == 0:
@@ -69,11 +69,10 @@ def train_worker(settings: dict[str, Any]) -> None:
             _supervised(model, config, settings["demonstrations"], rank, ranks, device, autocast, post)
         save(0, None)
 
-    reference = None
+    reference: Any = None
     if train.loss.kl > 0:
-        reference = (
-            AutoModelForCausalLM.from_pretrained(checkpoint.path(run, 0), dtype=torch.float32).to(device).eval().requires_grad_(False)
-        )
+        reference = AutoModelForCausalLM.from_pretrained(checkpoint.path(run, 0), dtype=torch.float32)
+        reference.to(device).eval().requires_grad_(False)
     wrapped = torch.nn.parallel.DistributedDataParallel(model) if world > 1 else model
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=train.optimizer.lr, betas=train.optimizer.betas, weight_decay=train.optimizer.weight_decay
@@ -90,7 +89,7 @@ def train_worker(settings: dict[str, Any]) -> None:
     publish(start, None)
     for step in range(start, train.steps):
         asked = time.time()
-        got = ray.get(exchange.get_step.remote(step, rank))
+        got: Any = ray.get(exchange.get_step.remote(step, rank))
         if got == CLOSED:
             return
         rows = _rows(got["ref"])

@@ -1,0 +1,289 @@
+"""One GRPO step, SFT, checkpoints and weight files: real torch, a very small Qwen3, no Ray."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file
+from transformers import Qwen3Config, Qwen3ForCausalLM
+
+from forge_ray.config import Config
+from forge_ray.run_dir import RunDir, next_incarnation, write_json
+from forge_ray.train_loop import checkpoint, forward, sft, weight_sync
+from forge_ray.train_loop.exchange import CLOSED, Exchange
+from forge_ray.train_loop.forward import Row
+from forge_ray.train_loop.update import LogprobMismatch, Reducer, grpo_step
+
+CPU = torch.device("cpu")
+VOCABULARY = 40
+
+
+def small_model(seed: int = 0) -> Qwen3ForCausalLM:
+    torch.manual_seed(seed)
+    shape = Qwen3Config(
+        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=16,
+        intermediate_size=64, tie_word_embeddings=True, max_position_embeddings=128,
+    )  # fmt: skip
+    return Qwen3ForCausalLM(shape).train()
+
+
+def config(**train: Any) -> Config:
+    return Config.model_validate(
+        {
+            "name": "x", "policy": {"model": "m"}, "harnesses": [{"name": "react"}], "tasks": {"train": "t", "heldout": "h"},
+            "train": {"steps": 4, "groups_per_step": 2, "group_size": 2, **train},
+        }
+    )  # fmt: skip
+
+
+def batch(model: torch.nn.Module, step: int, rollouts: int = 6) -> list[Row]:
+    """Rows as the engine would have recorded them with the weights of `model`, at two temperatures."""
+    draw = np.random.default_rng(100 + step)
+    rows = []
+    for number in range(rollouts):
+        ids = draw.integers(1, VOCABULARY, int(draw.integers(8, 20))).astype(np.int64)
+        positions = np.sort(draw.choice(np.arange(1, len(ids)), 5, replace=False))
+        temperature = np.full(5, 1.0 if number % 2 else 0.7, np.float32)
+        zeros = np.zeros(5, np.float32)
+        advantage = np.full(5, 1.0 if number % 2 else -0.5, np.float32)
+        rows.append(Row(f"r{step}-{number}", ids, positions, zeros, advantage, np.ones(5, np.float32), temperature, np.full(5, step), 5))
+    for row in rows:
+        with torch.no_grad():
+            row.old_logprobs = forward.token_logprobs(model, forward.collate([row]))[0].numpy()
+    return rows
+
+
+def optimizer_of(model: torch.nn.Module, settings: Config) -> torch.optim.AdamW:
+    own = settings.train.optimizer
+    return torch.optim.AdamW(model.parameters(), lr=own.lr, betas=own.betas, weight_decay=own.weight_decay)
+
+
+def step_of(model: Any, optimizer: Any, rows: list[Row], settings: Config, step: int, **more: Any) -> dict[str, float]:
+    return grpo_step(model, optimizer, rows, settings, step, **{"reference": None, "device": CPU, "ranks": Reducer(), **more})
+
+
+def test_a_step_raises_what_was_rewarded_and_lowers_what_was_not() -> None:
+    model, settings = small_model(), config(optimizer={"lr": 3e-3, "epochs": 2, "minibatches": 2})
+    rows = batch(model, 0)
+    metrics = step_of(model, optimizer_of(model, settings), rows, settings, 0)
+    assert metrics["logprob_diff"] < 1e-6 and metrics["updates"] == 4
+    with torch.no_grad():
+        change = {
+            row.name: float((forward.token_logprobs(model, forward.collate([row]))[0].numpy() - row.old_logprobs).mean()) for row in rows
+        }
+    up, down = [change[row.name] for row in rows if row.advantages[0] > 0], [change[row.name] for row in rows if row.advantages[0] < 0]
+    assert sum(up) / len(up) > 0.02 > -0.02 > sum(down) / len(down)
+
+
+def test_an_engine_that_holds_other_weights_stops_the_step_before_anything_changes() -> None:
+    model, settings = small_model(), config(optimizer={"lr": 1e-3})
+    rows = batch(small_model(seed=1), 0)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    with pytest.raises(LogprobMismatch, match="logprob_bound"):
+        step_of(model, optimizer_of(model, settings), rows, settings, 0)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_stale_tokens_are_no_reason_to_stop() -> None:
+    model, settings = small_model(), config(optimizer={"lr": 1e-3})
+    rows = batch(small_model(seed=1), 0)
+    metrics = step_of(model, optimizer_of(model, settings), rows, settings, 1)
+    assert "logprob_diff" not in metrics and metrics["fresh_tokens"] == 0
+
+
+def test_nan_in_the_recording_stops_the_step_by_name() -> None:
+    from forge_ray.train_loop.losses import NotFinite
+
+    model, settings = small_model(), config()
+    rows = batch(model, 0)
+    rows[0].advantages = rows[0].advantages.copy()
+    rows[0].advantages[2] = np.nan
+    with pytest.raises(NotFinite, match="advantages"):
+        step_of(model, optimizer_of(model, settings), rows, settings, 0)
+
+
+def test_micro_batches_do_not_change_the_gradient() -> None:
+    results = []
+    for tokens in (100_000, 25):
+        model, settings = small_model(), config(optimizer={"lr": 1e-3, "microbatch_tokens": tokens})
+        metrics = step_of(model, optimizer_of(model, settings), batch(model, 0), settings, 0)
+        results.append((metrics["loss"], metrics["grad_norm"]))
+    assert results[0] == pytest.approx(results[1], rel=1e-5)
+
+
+def test_two_ranks_with_ddp_make_the_same_step_as_one(tmp_path: Path) -> None:
+    model, settings = small_model(), config(optimizer={"lr": 1e-3, "minibatches": 1})
+    rows = batch(model, 0, rollouts=5)
+    expected = step_of(model, optimizer_of(model, settings), rows, settings, 0)
+    torch.multiprocessing.spawn(_rank, args=(str(tmp_path), settings.model_dump(mode="json")), nprocs=2)
+    for rank in range(2):
+        got = json.loads((tmp_path / f"{rank}.json").read_text())
+        for name in ("loss", "grad_norm", "ratio", "logprob_diff"):
+            assert got[name] == pytest.approx(expected[name], rel=1e-4, abs=1e-6), name
+        weights = torch.load(tmp_path / f"{rank}.pt", weights_only=True)
+        for name, value in model.state_dict().items():
+            torch.testing.assert_close(weights[name], value, rtol=1e-4, atol=1e-5)
+
+
+def _rank(rank: int, folder: str, tree: dict[str, Any]) -> None:
+    import torch.distributed as dist
+
+    from forge_ray.train_loop.update import reducer
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
+    model, settings = small_model(), Config.model_validate(tree)
+    rows = batch(model, 0, rollouts=5)
+    # Four rollouts here, one there, and a second micro-batch on one rank only.
+    mine = rows[:4] if rank == 0 else rows[4:]
+    settings = settings.model_copy(
+        update={
+            "train": settings.train.model_copy(update={"optimizer": settings.train.optimizer.model_copy(update={"microbatch_tokens": 40})})
+        }
+    )
+    wrapped = torch.nn.parallel.DistributedDataParallel(model)
+    metrics = step_of(wrapped, optimizer_of(model, settings), mine, settings, 0, ranks=reducer(CPU))
+    Path(folder, f"{rank}.json").write_text(json.dumps(metrics))
+    torch.save(model.state_dict(), f"{folder}/{rank}.pt")
+    dist.destroy_process_group()
+
+
+def run_directory(tmp_path: Path) -> RunDir:
+    run = RunDir(tmp_path / "run").create()
+    write_json(run.state, {"incarnation": 0, "secret": "00"})
+    return run
+
+
+def test_a_resumed_run_makes_the_same_steps_as_a_straight_one(tmp_path: Path) -> None:
+    settings = config(optimizer={"lr": 1e-3, "lr_end": 1e-4, "epochs": 2, "minibatches": 2})
+    batches = [batch(small_model(seed=step), step) for step in range(4)]
+    for step, rows in enumerate(batches):
+        for row in rows:
+            row.steps = np.full(5, step - 1)
+
+    def go(model: Any, optimizer: Any, steps: range) -> list[dict[str, float]]:
+        return [step_of(model, optimizer, batches[step], settings, step) for step in steps]
+
+    model = small_model()
+    optimizer = optimizer_of(model, settings)
+    straight = go(model, optimizer, range(4))
+    run = run_directory(tmp_path)
+    first = small_model()
+    before = optimizer_of(first, settings)
+    got = go(first, before, range(2))
+    checkpoint.save(run, 2, first, before, tokenizer_from=tmp_path, extra={"incarnation": 1})
+    torch.manual_seed(99)
+    loaded = Qwen3ForCausalLM.from_pretrained(checkpoint.path(run, 2), dtype=torch.float32).train()
+    after = optimizer_of(loaded, settings)
+    checkpoint.restore(run, 2, after)
+    got += go(loaded, after, range(2, 4))
+    assert got == straight
+    for one, other in zip(model.parameters(), loaded.parameters(), strict=True):
+        assert torch.equal(one, other)
+        for moment in ("exp_avg", "exp_avg_sq"):
+            assert torch.equal(optimizer.state[one][moment], after.state[other][moment])
+
+
+def test_a_crash_during_a_save_leaves_the_previous_checkpoint_in_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    run, model, settings = run_directory(tmp_path), small_model(), config()
+    optimizer = optimizer_of(model, settings)
+    checkpoint.save(run, 1, model, optimizer, tokenizer_from=tmp_path, extra={})
+
+    def killed(*_: Any, **__: Any) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(torch, "save", killed)
+    with pytest.raises(KeyboardInterrupt):
+        checkpoint.save(run, 2, model, optimizer, tokenizer_from=tmp_path, extra={})
+    assert checkpoint.latest(run) == 1
+
+
+def test_a_resume_that_cannot_be_exact_is_refused(tmp_path: Path) -> None:
+    run, model, settings = run_directory(tmp_path), small_model(), config()
+    optimizer = optimizer_of(model, settings)
+    checkpoint.save(run, 1, model, optimizer, tokenizer_from=tmp_path, extra={})
+    (checkpoint.path(run, 1) / "optimizer.pt").unlink()
+    with pytest.raises(checkpoint.CheckpointError, match="exact"):
+        checkpoint.restore(run, 1, optimizer)
+
+
+def test_old_checkpoints_go_but_not_the_protected_one(tmp_path: Path) -> None:
+    run, model = run_directory(tmp_path), small_model()
+    for step in range(5):
+        checkpoint.save(run, step, model, None, tokenizer_from=tmp_path, extra={})
+    checkpoint.prune(run, 2, protect=0)
+    assert checkpoint.steps(run) == [0, 3, 4]
+
+
+def test_published_weights_are_the_models_and_current_names_them(tmp_path: Path) -> None:
+    run, model = run_directory(tmp_path), small_model()
+    assert weight_sync.current(run) is None
+    for step in range(6):
+        weight_sync.publish(run, model, f"1.{step}")
+    current = weight_sync.current(run)
+    assert current is not None and current["version"] == "1.5"
+    tensors = load_file(current["path"])
+    assert set(tensors) == {name for name, _ in model.named_parameters()}
+    assert all(torch.equal(tensors[name], value) for name, value in model.named_parameters())
+    assert len(list(run.weights.glob("*.safetensors"))) == weight_sync.KEPT
+
+
+def test_every_start_of_a_worker_group_has_an_incarnation_of_its_own(tmp_path: Path) -> None:
+    run = run_directory(tmp_path)
+
+    async def begin_twice() -> list[int]:
+        exchange = Exchange(str(run.root))
+        return [await exchange.begin(), await exchange.begin()]
+
+    assert [next_incarnation(run), *asyncio.run(begin_twice())] == [1, 2, 3]
+
+
+def test_the_exchange_serves_a_step_again_until_a_checkpoint_follows_it(tmp_path: Path) -> None:
+    async def story() -> None:
+        exchange = Exchange(str(tmp_path))
+        waiting = asyncio.create_task(exchange.get_step(0, 0))
+        await asyncio.sleep(0)
+        await exchange.put_step(0, ["table"], {"tokens": 3})
+        await exchange.put_step(0, ["another"], {})
+        assert await waiting == {"ref": ["table"], "stats": {"tokens": 3}} == await exchange.get_step(0, 0)
+        await exchange.forget_before(1)
+        await exchange.post({"kind": "progress"})
+        assert await exchange.events(0) == [{"kind": "progress"}] and await exchange.events(1, 0.01) == []
+        await exchange.close()
+        assert await exchange.get_step(0, 0) == CLOSED
+
+    asyncio.run(story())
+
+
+def test_sft_learns_its_demonstrations_and_its_order_follows_from_the_seed() -> None:
+    import pyarrow
+
+    draw = np.random.default_rng(0)
+    ids = [[1, int(k), 2, int(k), int(k)] for k in draw.integers(3, VOCABULARY, 64)]
+    table = pyarrow.table({"ids": ids, "mask": [[False, False, False, True, True]] * 64})
+    rows = forward.demonstration_rows(table)
+    settings = config(sft={"demonstrations": "d", "steps": 60, "batch_size": 16, "lr": 1e-2}).train.sft
+    assert settings is not None
+    runs = []
+    for _ in range(2):
+        model, losses = small_model(), []
+        sft.train(
+            model,
+            rows,
+            settings,
+            7,
+            rank=0,
+            ranks=Reducer(),
+            device=CPU,
+            max_tokens=10_000,
+            report=lambda step, loss, into=losses: into.append((step, loss)),
+        )
+        runs.append(losses)
+    assert runs[0] == runs[1]
+    assert runs[0][-1][0] == 60 and runs[0][-1][1] < 0.6 * runs[0][0][1]

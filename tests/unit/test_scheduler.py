@@ -1,0 +1,118 @@
+"""The scheduler: groups whole, every slot ends once, nothing lost over a restart."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge_ray.config import Config
+from forge_ray.job.scheduler import Scheduler, TaskRef, pair
+from forge_ray.outcome import RATED, Outcome
+from forge_ray.rollout import RolloutRecord, RolloutRequest
+
+TASKS = [TaskRef(f"t{i}", f"/tasks/t{i}") for i in range(5)]
+
+
+def config(**rollouts: object) -> Config:
+    return Config.model_validate(
+        {
+            "name": "x", "seed": 3, "policy": {"model": "m"}, "harnesses": [{"name": "a"}, {"name": "b"}],
+            "tasks": {"train": "t", "heldout": "h"}, "train": {"group_size": 3, "groups_per_step": 2}, "rollouts": rollouts,
+        }
+    )  # fmt: skip
+
+
+def record(request: RolloutRequest, outcome: Outcome = Outcome.OK, reward: float = 1.0) -> RolloutRecord:
+    rated = outcome in RATED
+    return RolloutRecord(
+        id=f"{request.key}.{request.attempt}", key=request.key, purpose="train", task=request.task, task_name=request.task_name,
+        harness=request.harness, group=request.group, attempt=request.attempt, outcome=outcome, detail="", reward=reward if rated else None,
+    )  # fmt: skip
+
+
+def test_each_epoch_visits_every_pair_of_task_and_harness_once_in_an_order_of_its_own() -> None:
+    epochs = [[pair(i + 10 * e, TASKS, ["a", "b"], 3) for i in range(10)] for e in range(2)]
+    assert all(len(set(epoch)) == 10 for epoch in epochs)
+    assert epochs[0] != epochs[1]
+    assert pair(7, TASKS, ["a", "b"], 3) == pair(7, TASKS, ["a", "b"], 3)
+
+
+def test_an_infrastructure_error_is_tried_again_and_then_dropped_without_a_reward() -> None:
+    scheduler = Scheduler(config(retries=1), TASKS)
+    scheduler.admit_group()
+    first, second, third = scheduler.launchable(10)
+    scheduler.finish(record(first, Outcome.ENGINE))
+    (again,) = scheduler.launchable(10)
+    assert (again.key, again.attempt) == (first.key, 1)
+    scheduler.finish(record(second))
+    scheduler.finish(record(third, reward=0.0))
+    assert scheduler.ready() == [] and scheduler.running == 1
+    scheduler.finish(record(again, Outcome.ENGINE))
+    (group,) = scheduler.ready()
+    assert [r.key for r in group.records] == [second.key, third.key]
+    assert (scheduler.accepted, scheduler.running) == (2, 0)
+
+
+def test_a_broken_task_drops_its_group_and_frees_its_room() -> None:
+    scheduler = Scheduler(config(), TASKS)
+    scheduler.admit_group()
+    for request, outcome in zip(scheduler.launchable(10), (Outcome.OK, Outcome.TASK, Outcome.OK), strict=True):
+        scheduler.finish(record(request, outcome))
+    assert scheduler.ready() == []
+    assert (scheduler.empty_groups, scheduler.accepted, scheduler.running, scheduler.claimed) == (1, 0, 0, 0)
+
+
+def test_the_paper_preset_drops_a_truncated_rollout() -> None:
+    scheduler = Scheduler(config(preset="paper"), TASKS)
+    scheduler.admit_group()
+    for request, outcome in zip(scheduler.launchable(10), (Outcome.OK, Outcome.TRUNCATED, Outcome.HARNESS), strict=True):
+        scheduler.finish(record(request, outcome))
+    (group,) = scheduler.ready()
+    assert len(group.records) == 1 and scheduler.running == 0
+
+
+def test_a_trained_outcome_without_a_reward_is_refused() -> None:
+    scheduler = Scheduler(config(on_outcome={"verifier": "train"}), TASKS)
+    scheduler.admit_group()
+    with pytest.raises(ValueError, match="without a reward"):
+        scheduler.finish(record(scheduler.launchable(1)[0], Outcome.VERIFIER))
+
+
+@settings(max_examples=100, deadline=None)
+@given(st.integers(0, 2**32), st.integers(1, 4))
+def test_a_restart_at_any_moment_loses_no_rollout_and_uses_none_twice(seed: int, groups_wanted: int) -> None:
+    draw = random.Random(seed)
+    stored: list[RolloutRecord] = []
+    trained: dict[int, list[str]] = {}
+    scheduler = Scheduler(config(), TASKS)
+    for _ in range(1000):
+        if len(trained) >= groups_wanted:
+            break
+        action = draw.random()
+        if action < 0.05:
+            scheduler = Scheduler(config(), TASKS)
+            scheduler.restore(draw.sample(stored, len(stored)), trained)
+        elif action < 0.2 and scheduler.running < 9:
+            scheduler.admit_group()
+        elif scheduler.waiting:
+            launched = scheduler.launchable(draw.randint(1, 4))
+            for request in launched:
+                done = record(request, draw.choice([Outcome.OK, Outcome.OK, Outcome.TRUNCATED, Outcome.SANDBOX]), draw.choice([0.0, 1.0]))
+                stored.append(done)
+                scheduler.finish(done)
+        elif (ready := scheduler.ready()) and draw.random() < 0.5:
+            scheduler.take(ready[:1])
+            trained[ready[0].index] = [r.id for r in ready[0].records]
+    used = [name for names in trained.values() for name in names]
+    assert len(used) == len(set(used))
+    assert len({(r.key, r.attempt) for r in stored}) == len(stored), "a rollout was asked for again although its record was stored"
+    again = Scheduler(config(), TASKS)
+    again.restore(stored, trained)
+    kept = {r.id for group in again.ready() for r in group.records} | {
+        r.id for group in again._open.values() for r in group.accepted.values()
+    }
+    good = {r.id for r in stored if r.outcome in RATED and r.group not in trained}
+    assert kept == good

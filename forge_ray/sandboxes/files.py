@@ -53,7 +53,10 @@ def read_below(root: Path, path: str, limit: int) -> bytes:
             handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except OSError as error:
         raise FileNotFoundError(f"{path}: {error.strerror}") from None
-    with open(handle, "rb") as file:
+    try:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise FileNotFoundError(f"{path} is no regular file")
-        return file.read(limit)
+        with open(handle, "rb", closefd=False) as file:
+            return file.read(limit)
+    finally:
+        os.close(handle)

@@ -51,8 +51,8 @@ class ProcessBackend:
     def __init__(self, config: SandboxConfig, run: str) -> None:
         """Raises `UserError` where `sandbox.isolation: bubblewrap` is asked for and does not work, or the directory cannot be used."""
         self.config, self.run = config, _named(run)
-        isolation, self.reason = _isolation(config)
-        self.isolation: Isolation = isolation
+        self.isolation: Isolation
+        self.isolation, self.reason = _isolation(config)
         parent = Path(config.directory) if config.directory else Path(tempfile.gettempdir(), f"forge-ray-{os.geteuid()}")
         self.directory = _private(parent) / self.run
 
@@ -119,7 +119,8 @@ def _isolation(config: SandboxConfig) -> tuple[Isolation, str]:
         bubblewrap.probe()
     except bubblewrap.Unavailable as error:
         if config.isolation == "bubblewrap":
-            raise UserError(str(error), where="sandbox.isolation", fix="install bubblewrap (apt-get install bubblewrap), or say auto") from None
+            fix = "install it (apt-get install bubblewrap), or say isolation: auto"
+            raise UserError(str(error), where="sandbox.isolation", fix=fix) from None
         return "none", str(error)
     return "bubblewrap", ""
 
@@ -151,7 +152,8 @@ class ProcessSandbox:
     def __init__(
         self, config: SandboxConfig, isolation: Isolation, task: Task, rollout: str, directory: Path, logs: Path
     ) -> None:
-        self.rollout, self.isolation, self.directory, self.logs = rollout, isolation, directory, logs
+        self.rollout, self.directory, self.logs = rollout, directory, logs
+        self.isolation: Isolation = isolation
         self._task, self._log_bytes = task, config.log_bytes
         self._limits = Limits.of(config, task.memory_mb)
         self._workspace = directory / "workspace"
@@ -181,7 +183,8 @@ class ProcessSandbox:
         log: str = "harness",
     ) -> RunResult:
         async with self._lock:
-            binds = {str(self.directory / "tmp"): "/tmp", str(self.directory / "home"): self.home, str(self._workspace): self.workspace}
+            binds = {str(self.directory / "tmp"): "/tmp", str(self.directory / "home"): self.home}
+            binds[str(self._workspace)] = self.workspace  # last: it may lie below /tmp
             variables = {**self._variables(self.directory), **self._task.env, **(env or {})}
             return await self._run(argv, variables, binds, self.directory / "shm", cwd or self.workspace, stdin, visible, log, deadline_s)
 

@@ -21,7 +21,9 @@ from forge_ray.tasks.spec import TaskToml, read_spec
 TESTS_DIR, VERIFIER_DIR = "/tests", "/logs/verifier"
 """Where Harbor has a verifier's files and its results. `tests/test.sh` finds both also in the variables of these names."""
 
-_TAKEN = frozenset("usr bin sbin lib lib32 lib64 libx32 etc opt nix proc dev sys run var tests logs solution".split())
+_TAKEN = frozenset(
+    ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt", "nix", "proc", "dev", "sys", "run", "var")
+)
 _TEMPLATE = re.compile(r"\$\{(\w+)(?::-(.*))?\}", re.DOTALL)
 _DEFAULTED = re.compile(r"\$\{\w+:?-[^}]*\}")
 
@@ -125,7 +127,7 @@ def workdir_problem(workdir: str) -> str | None:
         return "the root directory"
     if workdir.split("/")[1] in _TAKEN:
         return "a place of the system"
-    if workdir in ("/tmp", "/home", "/home/agent") or workdir.startswith("/home/agent/"):
+    if workdir.split("/")[1] in ("tests", "logs", "solution") or workdir in ("/tmp", "/home", "/home/agent") or workdir.startswith("/home/agent/"):
         return "a place of the sandbox"
     return None
 

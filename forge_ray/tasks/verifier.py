@@ -72,32 +72,44 @@ class Rewards:
 
 def parse_rewards(directory: Path) -> Rewards:
     """Read the verdict from `directory` (the verifier's /logs/verifier). Links are not followed. Raises `VerifierError`."""
-    content = _read(directory / "reward.json")
-    if content is not None:
-        return _from_json(content)
-    content = _read(directory / "reward.txt")
-    if content is not None:
-        number = _from_text(content)
-        return Rewards(number, {"reward": number})
-    raise RewardMissing("the verifier wrote neither reward.json nor reward.txt")
+    try:
+        folder = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except FileNotFoundError:
+        raise RewardMissing("the verifier removed its own directory") from None
+    except OSError as error:
+        raise RewardMalformed(f"the verifier's directory cannot be read ({error.strerror})") from None
+    try:
+        content = _read("reward.json", folder)
+        if content is not None:
+            return _from_json(content)
+        content = _read("reward.txt", folder)
+    finally:
+        os.close(folder)
+    if content is None:
+        raise RewardMissing("the verifier wrote neither reward.json nor reward.txt")
+    number = _from_text(content)
+    return Rewards(number, {"reward": number})
 
 
-def _read(path: Path) -> bytes | None:
+def _read(name: str, folder: int) -> bytes | None:
     try:
         # O_NONBLOCK: a FIFO of that name must not hold us up.
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+        handle = os.open(name, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC, dir_fd=folder)
     except FileNotFoundError:
         return None
     except OSError as error:
-        raise RewardMalformed(f"{path.name} cannot be read ({error.strerror})") from None
-    with open(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-            raise RewardMalformed(f"{path.name} is no regular file")
-        content = file.read(MAX_BYTES + 1)
+        raise RewardMalformed(f"{name} cannot be read ({error.strerror})") from None
+    try:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise RewardMalformed(f"{name} is no regular file")
+        with open(handle, "rb", closefd=False) as file:
+            content = file.read(MAX_BYTES + 1)
+    finally:
+        os.close(handle)
     if len(content) > MAX_BYTES:
-        raise RewardMalformed(f"{path.name} is larger than {MAX_BYTES} bytes")
+        raise RewardMalformed(f"{name} is larger than {MAX_BYTES} bytes")
     if not content.strip():
-        raise RewardEmpty(f"{path.name} is empty")
+        raise RewardEmpty(f"{name} is empty")
     return content
 
 

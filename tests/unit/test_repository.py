@@ -10,6 +10,9 @@ from pathlib import Path
 import pytest
 
 from forge_ray import ray_env
+from forge_ray.cli import docs
+from forge_ray.config import known_keys
+from forge_ray.trajectories import call
 
 ROOT = Path(__file__).resolve().parents[2]
 HEAVY = ("torch", "vllm", "ray", "transformers", "pyarrow", "matplotlib", "pandas")
@@ -36,3 +39,28 @@ def test_the_environment_file_is_the_table() -> None:
     )
     variables = dict(line.split("=", 1) for line in done.stdout.decode().split("\0") if line)
     assert {name: value for name, value in variables.items() if name.startswith("RAY_")} == ray_env.CLUSTER
+
+
+def test_the_generated_pages_are_up_to_date(capsys: pytest.CaptureFixture[str]) -> None:
+    assert docs.main(["--check", "--directory", str(ROOT / "docs")]) == 0, capsys.readouterr().out
+
+
+def test_a_stale_page_is_found_and_written(tmp_path: Path) -> None:
+    (tmp_path / "outcomes.md").write_text("old")
+    assert docs.main(["--check", "--directory", str(tmp_path)]) == 1
+    assert (tmp_path / "outcomes.md").read_text() == "old"
+    assert docs.main(["--directory", str(tmp_path)]) == 0
+    assert docs.main(["--check", "--directory", str(tmp_path)]) == 0
+
+
+def test_every_key_of_the_config_is_documented() -> None:
+    assert [key for key, text in known_keys().items() if not text.strip()] == []
+    page = (ROOT / "docs" / "configuration.md").read_text()
+    missing = [key for key in known_keys() if f"`{key}`" not in page.replace("harnesses[].", "harnesses.")]
+    assert [key for key in missing if not key.endswith((".path", ".options"))] == [], "a source's own keys are explained in the text"
+
+
+def test_the_recording_page_names_every_event() -> None:
+    page = (ROOT / "docs" / "recording.md").read_text()
+    for event in ("session", "open", *call.END_EVENTS, "delivered", "undelivered", "superseded", "refused"):
+        assert f"`{event}`" in page

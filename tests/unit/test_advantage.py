@@ -1,0 +1,72 @@
+"""Group advantage against numbers computed by hand."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge_ray.trajectories.advantage import group_advantage
+
+NAN = math.nan
+
+
+def test_one_right_of_four() -> None:
+    # mean 1/4, variance (9/16 + 3/16) / 3 = 1/4, std 1/2
+    result = group_advantage([1, 0, 0, 0], epsilon=0)
+    assert result.advantages == [1.5, -0.5, -0.5, -0.5]
+    assert (result.mean, result.std, result.trained, result.degenerate) == (0.25, 0.5, [True] * 4, False)
+
+
+def test_epsilon_is_added_to_the_standard_deviation() -> None:
+    assert group_advantage([1, 0, 0, 0], epsilon=0.5).advantages == [0.75, -0.25, -0.25, -0.25]
+    assert group_advantage([1, 0, 0, 0]).advantages == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-5)
+
+
+def test_without_the_standard_deviation() -> None:
+    assert group_advantage([3, 1, 2], normalize_std=False).advantages == [1, -1, 0]
+
+
+@pytest.mark.parametrize("rewards", [[1], [1, 1], [], [1, NAN], [NAN, NAN], [0, 0, 0], [1, None], [None], [1, math.inf], [0.1 + 0.2, 0.3]])
+@pytest.mark.parametrize("normalize", [True, False])
+def test_a_group_that_says_nothing_is_masked_zeros(rewards: list[float | None], normalize: bool) -> None:
+    result = group_advantage(rewards, normalize_std=normalize)
+    assert result.advantages == [0.0] * len(rewards)
+    assert result.trained == [False] * len(rewards)
+    assert result.degenerate
+    assert not any(math.isnan(value) for value in (result.mean or 0, result.std or 0))
+
+
+def test_an_invalid_reward_is_left_out_of_the_statistics_not_counted_as_zero() -> None:
+    result = group_advantage([1, None, 0, NAN], epsilon=0)
+    root = math.sqrt(0.5)
+    assert result.mean == 0.5 and result.std == pytest.approx(root)
+    assert result.advantages == pytest.approx([0.5 / root, 0, -0.5 / root, 0])
+    assert result.trained == [True, False, True, False]
+
+
+def test_a_reward_on_the_mean_is_trained_with_advantage_zero() -> None:
+    result = group_advantage([0, 1, 2], epsilon=0)
+    assert result.advantages == [-1, 0, 1] and result.trained == [True, True, True]
+
+
+finite = st.floats(-100, 100)
+
+
+@given(st.lists(finite | st.none() | st.just(NAN), max_size=12), st.booleans())
+def test_advantages_are_finite_and_centred_for_any_group(rewards: list[float | None], normalize: bool) -> None:
+    result = group_advantage(rewards, normalize_std=normalize)
+    assert len(result.advantages) == len(result.trained) == len(rewards)
+    assert all(math.isfinite(value) for value in result.advantages)
+    assert math.fsum(result.advantages) == pytest.approx(0, abs=1e-4)
+    assert all(ok or value == 0 for ok, value in zip(result.trained, result.advantages, strict=True))
+
+
+@given(st.lists(st.integers(-5, 5), min_size=2, max_size=10), st.floats(0.5, 20), finite)
+def test_scale_and_shift_of_the_rewards_do_not_matter(rewards: list[int], scale: float, shift: float) -> None:
+    plain = group_advantage(rewards, epsilon=0)
+    moved = group_advantage([scale * reward + shift for reward in rewards], epsilon=0)
+    assert moved.trained == plain.trained
+    assert moved.advantages == pytest.approx(plain.advantages, abs=1e-6)

@@ -1,0 +1,206 @@
+"""The step batch: group statistics over trajectories, credit per token, shares for ranks."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from forge_ray.config import Train
+from forge_ray.outcome import Outcome
+from forge_ray.trajectories import batch
+from tests.unit.making import make_call, make_record, make_rollout
+
+
+def built(*groups: Any, **config: Any) -> batch.StepBatch:
+    return batch.build_step(groups, Train(**config))
+
+
+def advantages(step: batch.StepBatch) -> dict[str, set[float]]:
+    """Advantages of the tokens in the loss, by rollout."""
+    found: dict[str, set[float]] = {}
+    for row in step.table.to_pylist():
+        found.setdefault(row["rollout"], set()).update(a for a, w in zip(row["advantage"], row["weight"], strict=True) if w > 0)
+    return found
+
+
+def test_the_baseline_counts_trajectories_not_samples() -> None:
+    # A = 1 became three samples, B = 0 one. Over samples the baseline would be 0.75.
+    step = built([make_rollout("a.0", 1, samples=3), make_rollout("b.0", 0, samples=1)], normalize_std=False)
+    assert advantages(step) == {"a.0": {0.5}, "b.0": {-0.5}}
+    assert step.table.column("samples").to_pylist() == [3, 3, 3, 1]
+    assert step.table.column("sample").to_pylist() == [0, 1, 2, 0]
+    assert step.stats["samples_per_rollout"] == 2
+
+
+def test_one_right_of_four_per_token() -> None:
+    step = built([make_rollout(f"{n}.0", reward) for n, reward in enumerate([1, 0, 0, 0])])
+    found = advantages(step)
+    assert [found[f"{n}.0"].pop() for n in range(4)] == pytest.approx([1.5, -0.5, -0.5, -0.5], abs=1e-5)
+
+
+def test_a_token_gets_discount_kind_weight_and_advantage_of_its_call() -> None:
+    calls = [
+        make_call([1], [2, 3], order=0, session="a.0"),
+        make_call([9], [8], order=1, session="a.0", kind="subagent"),
+        make_call([1, 2, 3, 4], [5], order=2, session="a.0"),
+        make_call([7], [7], order=3, session="a.0", kind="aux"),
+    ]
+    other = make_rollout("b.0", 0)
+    step = built([(make_record("a.0", 1), calls), other], gamma=0.5, kind_weights={"subagent": 0.25}, normalize_std=False)
+    main, sub, _ = step.table.to_pylist()
+    assert main["ids"] == [1, 2, 3, 4, 5]
+    assert main["advantage"] == [0, 0.125, 0.125, 0, 0.5]
+    assert main["weight"] == [0, 1, 1, 0, 1]
+    assert main["call"] == [-1, 0, 0, -1, 2]
+    assert sub["ids"] == [9, 8] and sub["advantage"] == [0, 0.25] and sub["weight"] == [0, 0.25]
+    assert [row["reward"] for row in (main, sub)] == [1, 1]
+    assert step.stats["calls"] == 5 and step.stats["calls_trained"] == 4
+
+
+@pytest.mark.parametrize("rewards", [[1], [1, 1], [1, None], [1, math.nan]])
+def test_a_degenerate_group_is_kept_with_weight_zero_and_counted(rewards: list[float | None]) -> None:
+    step = built([make_rollout(f"{n}.0", reward) for n, reward in enumerate(rewards)], [])
+    assert step.stats["groups"] == 2 and step.stats["groups_degenerate"] == 2
+    assert step.stats["rollouts_trained"] == step.stats["tokens"] == step.stats["tokens_trained"] == 0
+    for row in step.table.to_pylist():
+        assert row["advantage"] == row["weight"] == [0] * len(row["ids"])
+        assert any(row["mask"]), "the file still tells what was sampled"
+    assert step.table.num_rows == sum(reward is not None and reward == reward for reward in rewards)
+
+
+@pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome not in ("ok", "truncated")])
+def test_an_infrastructure_failure_is_not_a_reward_of_zero(outcome: Outcome) -> None:
+    broken = make_rollout("c.0", 0.0, outcome=outcome)
+    step = built([make_rollout("a.0", 1), make_rollout("b.0", 0), broken], normalize_std=False)
+    assert advantages(step) == {"a.0": {0.5}, "b.0": {-0.5}}
+    assert step.stats["rollouts_invalid"] == 1 and step.stats["reward_mean"] == 0.5
+
+
+def test_a_truncated_rollout_counts_with_its_reward() -> None:
+    step = built([make_rollout("a.0", 1), make_rollout("b.0", 0, outcome=Outcome.TRUNCATED)], normalize_std=False)
+    assert advantages(step) == {"a.0": {0.5}, "b.0": {-0.5}}
+
+
+def test_a_valid_rollout_without_trainable_tokens_still_sets_the_baseline() -> None:
+    silent = (make_record("b.0", 0), [make_call([1], [2], session="b.0", masked_by_grammar=True)])
+    step = built([make_rollout("a.0", 1), silent], normalize_std=False)
+    assert advantages(step) == {"a.0": {0.5}}
+    assert step.stats["rollouts_untrained"] == 1 and step.stats["rollouts_trained"] == 1
+
+
+def test_rewards_by_name_are_averaged_over_those_that_have_them() -> None:
+    group = [
+        make_rollout("a.0", 1, rewards={"reward": 1, "format": 0}),
+        make_rollout("b.0", 0, rewards={"reward": 0, "format": 1}),
+        make_rollout("c.0", 1),
+        make_rollout("d.0", None, rewards={"format": 1}),
+    ]
+    stats = built(group).stats
+    assert stats["reward/format"] == 0.5 and "reward/reward" not in stats
+    assert stats["reward_mean"] == pytest.approx(2 / 3)
+
+
+def test_the_same_rollouts_give_the_same_table_in_whatever_order_the_log_gave_the_calls() -> None:
+    record, calls = make_rollout("a.0", 1, samples=4)
+    other = make_rollout("b.0", 0)
+    assert built([(record, calls), other]).table.equals(built([(record, calls[::-1]), other]).table)
+
+
+@pytest.mark.parametrize(
+    ("group", "words"),
+    [
+        ([make_rollout("a.0", 1), make_rollout("a.0", 0)], "a.0 stands twice"),
+        ([make_rollout("a.0", 1, purpose="eval")], "a.0 was made for evaluation"),
+        ([(make_record("a.0", 1), [make_call([1], [2], session="a.0", purpose="eval")])], "a.0 was made for evaluation"),
+        ([(make_record("a.0", 1), [make_call([1], [2], session="b.0")])], "another session"),
+        ([make_rollout("a.0", 1), make_rollout("b.0", 0, harness="codex")], "different groups, tasks or harnesses"),
+        ([make_rollout("a.0", 1, group=0), make_rollout("b.0", 0, group=1)], "different groups, tasks or harnesses"),
+    ],
+)
+def test_what_can_never_be_one_batch_is_refused(group: Any, words: str) -> None:
+    with pytest.raises(batch.BatchError, match=words):
+        built(group)
+    with pytest.raises(batch.BatchError, match=r"a\.0 stands twice"):
+        built([make_rollout("a.0", 1)], [make_rollout("a.0", 0)])
+
+
+# --- staleness -----------------------------------------------------------------------------------------------------------------------
+
+
+def versioned(rollout: str, reward: float | None, *labels: str, **changes: Any) -> Any:
+    calls = [make_call([1], [2] * 2, order=n, session=rollout, spans=[(label, 0, 2)], **changes) for n, label in enumerate(labels)]
+    return make_record(rollout, reward), calls
+
+
+def test_staleness_is_of_the_oldest_token_that_would_be_trained() -> None:
+    train = Train()
+    group = [versioned("a.0", 1, "0.5", "0.7"), versioned("b.0", 0, "0.6")]
+    assert batch.group_staleness(group, 7, train) == 2
+    assert batch.group_staleness([*group, versioned("c.0", None, "0.1")], 7, train) == 2, "an invalid rollout trains nothing"
+    assert batch.group_staleness([*group, versioned("c.0", 0, "0.1", delivered=False)], 7, train) == 2
+    assert batch.group_staleness(group, 7, Train(scope="last")) == 1
+    assert batch.group_staleness([], 7, train) == 0
+    assert batch.oldest_step(group[0][1], train) == 5 and batch.oldest_step([], train) is None
+
+
+def test_a_call_that_lived_through_an_update_is_as_old_as_its_first_token() -> None:
+    call = make_call([1], [2, 3, 4], session="a.0", spans=[("0.4", 0, 1), ("0.5", 1, 3)])
+    step = batch.build_step([[(make_record("a.0", 1), [call]), versioned("b.0", 0, "0.5")]], Train(), version=5)
+    assert batch.oldest_step([call], Train()) == 4
+    assert step.stats["staleness_max"] == 1 and step.stats["staleness_mean"] == pytest.approx(1 / 5)
+
+
+def test_steps_count_on_after_a_resume_and_the_first_weights_are_step_zero() -> None:
+    group = [versioned("a.0", 1, "0.12", "1.13"), versioned("b.0", 0, "2.init")]
+    assert batch.group_staleness(group[:1], 13, Train()) == 1
+    assert batch.group_staleness(group, 13, Train()) == 13
+
+
+def test_a_batch_without_a_trained_token_has_no_staleness() -> None:
+    assert batch.build_step([], Train(), version=5).stats["staleness_max"] == 0
+
+
+# --- shares --------------------------------------------------------------------------------------------------------------------------
+
+
+def test_shares_hold_whole_trajectories_and_balance_what_is_forwarded() -> None:
+    long = (make_record("a.0", 1), [make_call([5] * 30, [1] * 10, session="a.0")])
+    short = [make_rollout(f"b{n}.0", 0, samples=2) for n in range(4)]
+    idle = [make_rollout(f"c{n}.0", 1, group=1, samples=9) for n in range(2)]
+    step = built([long, *short], idle)
+    left, right = batch.split(step.table, 2)
+    names = [set(part.column("rollout").to_pylist()) for part in (left, right)]
+    assert not names[0] & names[1]
+    assert "a.0" in names[0] and {f"b{n}.0" for n in range(4)} == names[1], (
+        "40 forwarded tokens against 4 x 12; the degenerate group weighs nothing"
+    )
+
+
+@settings(max_examples=50, deadline=None)
+@given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from([0, 1])), max_size=9), st.integers(1, 5))
+def test_a_split_holds_every_row_once(rollouts: list[tuple[int, int]], parts: int) -> None:
+    table = built([make_rollout(f"r{n}.0", reward, samples=samples) for n, (samples, reward) in enumerate(rollouts)]).table
+    shares = batch.split(table, parts)
+    assert len(shares) == parts and all(share.schema.equals(table.schema, check_metadata=True) for share in shares)
+    keys = [(row["rollout"], row["sample"]) for share in shares for row in share.to_pylist()]
+    assert Counter(keys) == Counter((row["rollout"], row["sample"]) for row in table.to_pylist())
+    owners = [set(share.column("rollout").to_pylist()) for share in shares]
+    assert sum(map(len, owners)) == len(set().union(*owners))
+
+
+@given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 6), st.none() | st.integers(0, 3))
+def test_parts_differ_by_no_more_than_the_largest_item(sizes: list[int], parts: int, seed: int | None) -> None:
+    shares = batch.partition(sizes, parts, seed=seed)
+    assert sorted(index for share in shares for index in share) == list(range(len(sizes)))
+    loads = [sum(sizes[index] for index in share) for share in shares]
+    assert max(loads) - min(loads) <= max(sizes, default=0)
+    assert batch.partition(sizes, parts, seed=seed) == shares
+
+
+def test_another_seed_is_another_composition() -> None:
+    assert len({str(batch.partition([1] * 16, 4, seed=seed)) for seed in range(5)}) == 5

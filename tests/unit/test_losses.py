@@ -121,7 +121,7 @@ def test_a_huge_ratio_overflows_neither_value_nor_gradient() -> None:
 @pytest.mark.parametrize("value", [NAN, math.inf, -math.inf])
 def test_nothing_under_a_mask_reaches_value_metric_or_gradient(config: Loss, poison: str, value: float) -> None:
     def run(inputs: dict[str, list[float]], mask: Tensor | None) -> tuple[float, dict[str, float], list[float]]:
-        tensors = {name: torch.tensor(values, dtype=torch.float64) for name, values in inputs.items()}
+        tensors: dict[str, Any] = {name: torch.tensor(values, dtype=torch.float64) for name, values in inputs.items()}
         theta = torch.zeros(1, dtype=torch.float64, requires_grad=True)
         tensors["logprobs"] = tensors["logprobs"] + theta
         tensors["entropy"] = tensors["entropy"] + 2 * theta

@@ -85,7 +85,8 @@ def _is_system(path: str) -> bool:
 
 def interpreter() -> tuple[str, ...]:
     """The Python that runs us, without its virtual environment, where it is no part of the system."""
-    return () if _is_system(os.path.realpath(sys.base_prefix)) else (sys.base_prefix,)
+    prefix = os.path.realpath(sys.base_prefix)
+    return () if _is_system(prefix) or not os.access(prefix, os.R_OK | os.X_OK) else (prefix,)
 
 
 def arguments(binds: Mapping[str, str], *, shm: str, cwd: str, visible: Sequence[str]) -> list[str]:

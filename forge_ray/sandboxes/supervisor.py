@@ -34,7 +34,8 @@ def _start(limits: str, directory: str, command: list[str]) -> None:
     """The child's side: never returns."""
     code = 126
     try:
-        signal.signal(signal.SIGTERM, signal.SIG_DFL)
+        for number in (signal.SIGTERM, signal.SIGPIPE, signal.SIGXFSZ):  # Python ignores the last two, and that is inherited
+            signal.signal(number, signal.SIG_DFL)
         for entry in filter(None, limits.split(",")):
             kind, soft, hard = map(int, entry.split(":"))
             resource.setrlimit(kind, (soft, hard))

@@ -127,7 +127,8 @@ def workdir_problem(workdir: str) -> str | None:
         return "the root directory"
     if workdir.split("/")[1] in _TAKEN:
         return "a place of the system"
-    if workdir.split("/")[1] in ("tests", "logs", "solution") or workdir in ("/tmp", "/home", "/home/agent") or workdir.startswith("/home/agent/"):
+    own = ("/tests", "/logs", "/solution", "/home/agent")
+    if workdir in ("/tmp", "/home") or any(workdir == place or workdir.startswith(f"{place}/") for place in own):
         return "a place of the sandbox"
     return None
 

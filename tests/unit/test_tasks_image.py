@@ -67,7 +67,8 @@ def test_copies_land_where_docker_puts_them(tmp_path: Path) -> None:
 def test_variables_and_modes(tmp_path: Path) -> None:
     image = parsed(
         tmp_path,
-        'FROM x\nENV A=1 B="two words" DIR=/srv/w\nENV OLD the whole rest\nENV PATH="$DIR/bin:${PATH}" C=${NONE:-c} D=\\$A\nWORKDIR ${DIR}\n'
+        'FROM x\nENV A=1 B="two words" DIR=/srv/w\nENV OLD the whole rest\n'
+        'ENV PATH="$DIR/bin:${PATH}" C=${NONE:-c} D=\\$A\nWORKDIR ${DIR}\n'
         "COPY --chmod=750 run.sh bin/run\n",
     )
     assert image.unsupported == () and image.workdir == "/srv/w"
@@ -111,7 +112,8 @@ def test_links_in_a_copied_tree_stay_links_and_later_files_replace_them(tmp_path
 
 
 def test_a_loaded_task_carries_its_files(tmp_path: Path) -> None:
-    directory = make_task(tmp_path / "t", dockerfile="FROM x\nWORKDIR /workspace\nCOPY files/ ./\nENV LANGUAGE=en\n", environment={"files/in.csv": "1,2\n"})
+    dockerfile = "FROM x\nWORKDIR /workspace\nCOPY files/ ./\nENV LANGUAGE=en\n"
+    directory = make_task(tmp_path / "t", dockerfile=dockerfile, environment={"files/in.csv": "1,2\n"})
     task = load_task(directory)
     assert task.unsupported() == [] and task.env == {"LANGUAGE": "en"}
     assert laid_out(task.image, tmp_path / "out") == {"in.csv": "1,2\n"}

@@ -106,7 +106,7 @@ def _make(out: Path, tied: bool) -> None:
     model.save_pretrained(out)
 
 
-def _tokenizer():  # noqa: ANN202
+def _tokenizer():
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 

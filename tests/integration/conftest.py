@@ -96,7 +96,7 @@ def start_ray(**environment: str) -> None:
         "RAY_SERVE_HAPROXY_STATS_PORT": stats,
     }
     os.environ.update({name: str(value) for name, value in own.items()} | environment)
-    os.environ["RAY_memory_monitor_refresh_ms"] = "0"
+    os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # noqa: SIM112 - Ray reads it so
     os.environ.pop("RAY_ADDRESS", None)
     ray_env.apply()
     import ray

@@ -1,8 +1,8 @@
 """Environment variables that Ray and vLLM need, in one place.
 
 `CLUSTER` must be set where Ray starts (`ray start`, a pod's env): HAProxy mode and the drain period are read by Serve's controller and
-proxies. `cluster/ray.env` is this table as a file for people who start Ray themselves; a test keeps both equal. A cluster that a run starts for
-itself gets it from `apply`. `WORKER` goes to this job's own workers through the runtime environment.
+proxies. `cluster/ray.env` is this table as a file for people who start Ray themselves; a test keeps both equal. A cluster that a
+run starts for itself gets it from `apply`. `WORKER` goes to this job's own workers through the runtime environment.
 """
 
 from __future__ import annotations
@@ -18,6 +18,10 @@ CLUSTER: dict[str, str] = {
     # A replica change must not cut a call: longer than the longest generation.
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
+    # A busy laptop answers late; Serve would kill the proxy for it, and every call with it.
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
+    "RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S": "120",
     # Ray 2.60 turns token authentication on by itself in some processes only; say which.
     "RAY_AUTH_MODE": "disabled",
     "RAY_USAGE_STATS_ENABLED": "0",

@@ -190,7 +190,7 @@ def _ray(config: Config) -> Iterator[Finding]:
 
 
 def _joins(config: Config) -> bool:
-    """Whether the run would join a running cluster, where Serve may hold the port already (`serve_proxy.deployment` then says what is wrong)."""
+    """Whether the run would join a running cluster: Serve may hold the port there already, and deploying says what is wrong."""
     from forge_ray.job.cluster import find
 
     try:

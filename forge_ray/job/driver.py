@@ -19,10 +19,10 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from forge_ray.config import Config
-from forge_ray.errors import ForgeRayError
 from forge_ray.job import library
 from forge_ray.job.dispatch import Dispatch
 from forge_ray.job.evaluate import evaluate
+from forge_ray.job.runtime import RunFailed
 from forge_ray.job.scheduler import Group, Scheduler, TaskRef
 from forge_ray.outcome import RATED
 from forge_ray.report.metrics import StepMetrics
@@ -36,10 +36,6 @@ if TYPE_CHECKING:
     from forge_ray.train_loop.trainer import TrainerThread
 
 log = logging.getLogger(__name__)
-
-
-class RunFailed(ForgeRayError):
-    """The run cannot go on; the message says why and what to look at."""
 
 
 class Driver:

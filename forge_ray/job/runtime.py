@@ -11,11 +11,13 @@ import asyncio
 import contextlib
 import logging
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from forge_ray.config import Config
+from forge_ray.errors import ForgeRayError
 from forge_ray.job.cluster import Cluster, connect
 from forge_ray.job.dispatch import Dispatch
 from forge_ray.job.scheduler import TaskRef
@@ -30,6 +32,23 @@ log = logging.getLogger(__name__)
 
 STOP_S = 4.0
 """Patience with each part that is being stopped."""
+
+
+class RunFailed(ForgeRayError):
+    """The run cannot go on; the message says why and what to look at."""
+
+
+@contextlib.contextmanager
+def one_line(run: RunDir) -> Iterator[None]:
+    """Turn what nobody foresaw into one line; the traceback goes into the run's log."""
+    try:
+        yield
+    except (ForgeRayError, KeyboardInterrupt, asyncio.CancelledError):
+        raise
+    except Exception as error:
+        log.exception("unexpected error")
+        last = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise RunFailed(f"{type(error).__name__}: {last[-1][:300] if last else 'no message'}; the traceback is in {run.log}") from error
 
 
 class Runtime:

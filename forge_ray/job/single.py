@@ -6,6 +6,7 @@ Each gets a run directory of its own beside the training run's, so that nothing 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from pathlib import Path
 
@@ -13,7 +14,7 @@ from forge_ray.config import Config
 from forge_ray.errors import UserError
 from forge_ray.job import library, state
 from forge_ray.job.evaluate import evaluate
-from forge_ray.job.runtime import Runtime
+from forge_ray.job.runtime import Runtime, one_line
 from forge_ray.job.scheduler import TaskRef
 from forge_ray.report.phases import PhaseLog
 from forge_ray.report.progress import Progress
@@ -90,8 +91,10 @@ def _in_runtime(config: Config, run: RunDir, work):
                 progress.done("Ray", str(run.root))
                 return await work(runtime, progress)
 
+    logging.basicConfig(filename=run.log, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
     try:
-        return asyncio.run(main())
+        with one_line(run):
+            return asyncio.run(main())
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from forge_ray.config import Config
 from forge_ray.job import library
 from forge_ray.job.driver import Driver
-from forge_ray.job.runtime import Runtime
+from forge_ray.job.runtime import Runtime, one_line
 from forge_ray.job.sources import resolve
 from forge_ray.report.metrics import MetricsWriter
 from forge_ray.report.phases import PhaseLog
@@ -30,7 +30,8 @@ def train(config: Config, run: RunDir, *, resume: bool) -> Summary:
     `KeyboardInterrupt` when it was stopped by SIGINT or SIGTERM (after everything was taken down)."""
     logging.basicConfig(filename=run.log, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
     try:
-        asyncio.run(_train(config, run, resume=resume))
+        with one_line(run):
+            asyncio.run(_train(config, run, resume=resume))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     summary = write_summary(run)

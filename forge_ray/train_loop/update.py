@@ -127,7 +127,10 @@ def _accumulate(
     ranks: Reducer,
     autocast: bool,
 ) -> tuple[Tensor, Tensor]:
-    """Gradients of one update, summed over micro-batches and ranks; the metrics' shares (len(METRICS),) and [sum, count] of the fresh difference."""
+    """Gradients of one update, summed over micro-batches and ranks.
+
+    Returns the metrics' shares, (len(METRICS),), and [sum, count] of the fresh tokens' absolute difference.
+    """
     loss_config = config.train.loss
     batches = forward.microbatches(part, config.train.optimizer.microbatch_tokens, device)
     passes = len(batches)

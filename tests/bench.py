@@ -116,7 +116,8 @@ def workbench(root: Path, name: str, harnesses: list[dict[str, Any]], script: li
     )
     run = RunDir(root / "run").create()
     write_json(run.state, {"incarnation": 1, "secret": os.urandom(32).hex()}, mode=0o600)
-    start_ray()
+    # On a busy machine Serve's proxy takes longer to start than the 5 s that its controller allows by default, three times, and is killed.
+    start_ray(RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S="120", RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S="120")
     try:
         client = deployment.start(config, run, config.policy.model.path, 1)
         pool = start_pools(config, run, client)[0]

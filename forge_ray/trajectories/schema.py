@@ -38,11 +38,6 @@ import pyarrow.parquet as pq
 from forge_ray.errors import ForgeRayError
 
 
-def _tokens(kind: pa.DataType) -> pa.DataType:
-    # Named as Parquet names it, so that a file reads back with an equal schema.
-    return pa.list_(pa.field("element", kind))
-
-
 SCHEMA = pa.schema(
     [
         pa.field("rollout", pa.string(), nullable=False),
@@ -51,14 +46,14 @@ SCHEMA = pa.schema(
         pa.field("harness", pa.string(), nullable=False),
         pa.field("sample", pa.int32(), nullable=False),
         pa.field("samples", pa.int32(), nullable=False),
-        pa.field("ids", _tokens(pa.int32()), nullable=False),
-        pa.field("mask", _tokens(pa.bool_()), nullable=False),
-        pa.field("logprobs", _tokens(pa.float32()), nullable=False),
-        pa.field("steps", _tokens(pa.int32()), nullable=False),
-        pa.field("temperature", _tokens(pa.float32()), nullable=False),
-        pa.field("call", _tokens(pa.int32()), nullable=False),
-        pa.field("advantage", _tokens(pa.float32()), nullable=False),
-        pa.field("weight", _tokens(pa.float32()), nullable=False),
+        pa.field("ids", pa.list_(pa.int32()), nullable=False),
+        pa.field("mask", pa.list_(pa.bool_()), nullable=False),
+        pa.field("logprobs", pa.list_(pa.float32()), nullable=False),
+        pa.field("steps", pa.list_(pa.int32()), nullable=False),
+        pa.field("temperature", pa.list_(pa.float32()), nullable=False),
+        pa.field("call", pa.list_(pa.int32()), nullable=False),
+        pa.field("advantage", pa.list_(pa.float32()), nullable=False),
+        pa.field("weight", pa.list_(pa.float32()), nullable=False),
         pa.field("reward", pa.float64()),
     ],
     metadata={"forge_ray.samples": "1"},

@@ -37,7 +37,6 @@ import pyarrow.parquet as pq
 
 from forge_ray.errors import ForgeRayError
 
-
 SCHEMA = pa.schema(
     [
         pa.field("rollout", pa.string(), nullable=False),

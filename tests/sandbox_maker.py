@@ -58,7 +58,8 @@ class Maker:
     """Sandboxes of one run below `root`, with one isolation."""
 
     def __init__(self, root: Path, isolation: Literal["bubblewrap", "none"]) -> None:
-        self.root, self.isolation, self.directory, self.logs = root, isolation, root / "task", root / "logs"
+        self.root, self.directory, self.logs = root, root / "task", root / "logs"
+        self.isolation: Literal["bubblewrap", "none"] = isolation
 
     def task(self, **parts: Any) -> Path:
         return make_task(self.directory, **parts)

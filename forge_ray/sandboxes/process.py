@@ -26,8 +26,9 @@ from typing import Literal
 
 from forge_ray.config import Sandbox as SandboxConfig
 from forge_ray.errors import UserError
-from forge_ray.sandboxes import bubblewrap, files, owner, processes, supervisor
+from forge_ray.sandboxes import bubblewrap, owner, processes, supervisor
 from forge_ray.sandboxes.archive import archive_tree
+from forge_ray.sandboxes.files import read_below, write_below
 from forge_ray.sandboxes.limits import Limits
 from forge_ray.sandboxes.log_pipe import LogPipe
 from forge_ray.sandboxes.removal import remove_tree
@@ -164,10 +165,10 @@ class ProcessSandbox:
         self._lock = asyncio.Lock()
         """One command, archive or removal at a time."""
 
-    async def put(self, files_: Mapping[str, str | bytes], *, to: Literal["home", "workspace"] = "home", mode: int = 0o644) -> None:
-        for path, content in files_.items():
+    async def put(self, files: Mapping[str, str | bytes], *, to: Literal["home", "workspace"] = "home", mode: int = 0o644) -> None:
+        for path, content in files.items():
             try:
-                files.write_below(self.directory / to, path, content.encode() if isinstance(content, str) else content, mode)
+                write_below(self.directory / to, path, content.encode() if isinstance(content, str) else content, mode)
             except OSError as error:
                 raise SandboxError(f"{path} cannot be written to {to}: {error.strerror}") from error
 
@@ -256,8 +257,8 @@ class ProcessSandbox:
     async def read(self, path: str, *, limit: int = 1 << 20) -> bytes:
         for place, root in ((self.workspace, self._workspace), (self.home, self.directory / "home")):
             if path.startswith(f"{place}/"):
-                return files.read_below(root, path[len(place) + 1 :], limit)
-        return files.read_below(self._workspace, path, limit)
+                return read_below(root, path[len(place) + 1 :], limit)
+        return read_below(self._workspace, path, limit)
 
     def log_text(self, log: str = "harness") -> str:
         try:
@@ -267,7 +268,20 @@ class ProcessSandbox:
 
     async def archive(self, directory: Path) -> str:
         async with self._lock:
-            return await asyncio.to_thread(archive_tree, self._workspace, directory)
+            return await asyncio.to_thread(self._archive, directory)
+
+    def _archive(self, directory: Path) -> str:
+        self._open_workspace()
+        return archive_tree(self._workspace, directory)
+
+    def _open_workspace(self) -> None:
+        """Make the workspace itself usable again where the harness has closed it; what is in it stays as it was left."""
+        try:
+            if not stat.S_ISDIR(self._workspace.lstat().st_mode):
+                raise SandboxError("the harness replaced its workspace")
+            self._workspace.chmod(0o755)
+        except OSError as error:
+            raise SandboxError(f"the workspace is lost: {error}") from error
 
     async def verify(self, *, timeout_s: float) -> Rewards:
         async with self._lock:
@@ -297,6 +311,7 @@ class ProcessSandbox:
     def _prepare_verifier(self) -> Path:
         """A fresh directory with the task's tests, made when the harness and all it started are gone."""
         base = self.directory / "verifier"
+        self._open_workspace()
         try:
             remove_tree(base)
             for name in ("", "home", "tmp", "shm", "logs", "logs/agent", "logs/verifier", "logs/artifacts"):

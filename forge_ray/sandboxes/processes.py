@@ -16,6 +16,9 @@ from pathlib import Path
 MARKER = "FORGE_RAY_SANDBOX"
 """Environment variable that every process of a sandbox starts with: `<directory of the sandbox>`."""
 
+_EXEC_TRIES = 1000
+_KERNEL_THREAD = 0x00200000
+
 
 def pids() -> list[int]:
     """Every process that is visible here."""
@@ -94,10 +97,21 @@ def population(namespace: str, max_age_s: float = 0.5) -> int:
 def carries(pid: int, entry: bytes) -> bool:
     """Whether `pid` was started with the environment entry `NAME=value`."""
     try:
-        with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
-            return entry in file.read().split(b"\0")
+        for _ in range(_EXEC_TRIES):
+            with open(f"/proc/{pid}/environ", "rb", buffering=0) as file:
+                content = file.read()
+            if content or not _in_exec(pid):
+                return entry in content.split(b"\0")
+            time.sleep(0.001)
     except OSError:
-        return False
+        pass
+    return False
+
+
+def _in_exec(pid: int) -> bool:
+    """Whether `pid` is about to become another program: it has no environment yet, not an empty one."""
+    fields = _stat(pid)
+    return fields[0] not in b"ZX" and int(fields[48]) == 0 and not int(fields[6]) & _KERNEL_THREAD
 
 
 def marked(directory: Path) -> list[int]:

@@ -18,11 +18,11 @@ from forge_ray.errors import UserError
 from forge_ray.sandboxes import bubblewrap, owner
 from forge_ray.sandboxes.process import ProcessBackend, ProcessSandbox
 from forge_ray.sandboxes.processes import MARKER
-from forge_ray.sandboxes.sandbox import SandboxError
+from forge_ray.sandboxes.sandbox import Sandbox, SandboxBackend, SandboxError
 from forge_ray.tasks import verifier
 from forge_ray.tasks.task import load_task
 from tests.sandbox_maker import Maker, alive, gone, needs_bubblewrap, token
-from tests.task_maker import ALWAYS_ONE, make_task
+from tests.task_maker import ALWAYS_ONE
 
 LONG = 120.0
 """A deadline that no test reaches."""
@@ -64,7 +64,8 @@ async def test_what_a_command_meets(maker: Maker, monkeypatch: pytest.MonkeyPatc
     async with await maker.sandbox() as box:
         await box.put({".config/agent.toml": "x = 1\n", "bin/tool": b"\x00"}, to="home")
         await box.put({"notes/a.md": "a"}, to="workspace")
-        script = 'pwd; echo "$HOME"; cat in.txt ~/.config/agent.toml notes/a.md; echo; wc -c < ~/bin/tool; cat; env; touch "$TMPDIR/t"; exit 7'
+        files = "cat in.txt ~/.config/agent.toml notes/a.md; echo; wc -c < ~/bin/tool; cat"
+        script = f'pwd; echo "$HOME"; {files}; env; touch "$TMPDIR/t"; exit 7'
         result = await box.run(["sh", "-c", script], env={"KEY": "v"}, deadline_s=LONG)
         lines = box.log_text().splitlines()
         assert lines[:6] == [box.workspace, box.home, "hello", "x = 1", "a", "1"]
@@ -99,15 +100,17 @@ async def test_bubblewrap_hides_the_host(wrapped: Maker) -> None:
     (wrapped.root / "shown" / "program").chmod(0o755)
     async with await wrapped.sandbox() as box, await wrapped.sandbox("other") as other:
         attempts = [
-            f"cat {wrapped.directory}/tests/test.sh", f"ls {other.directory}", f"ls {wrapped.root}/sandboxes", "ls /root/.ssh", "touch /usr/x", "touch /etc/x",
-            "touch /x", "touch /dev/x", "touch /tests/x", "mkdir /logs", f"kill -0 {os.getpid()}", f"touch {wrapped.root}/shown/x",
+            f"cat {wrapped.directory}/tests/test.sh", f"ls {other.directory}", f"ls {wrapped.root}/sandboxes", "ls /root/.ssh",
+            "touch /usr/x", "touch /etc/x", "touch /x", "touch /dev/x", "touch /tests/x", "mkdir /logs",
+            f"kill -0 {os.getpid()}", f"touch {wrapped.root}/shown/x",
         ]  # fmt: skip
         for attempt in attempts:
             result = await box.run(["sh", "-c", attempt], deadline_s=LONG, visible=[str(wrapped.root / "shown")])
             assert result.exit_code not in (0, None), attempt
         await box.run([str(wrapped.root / "shown" / "program")], deadline_s=LONG, visible=[str(wrapped.root / "shown")])
         assert box.log_text() == "shown\n"
-        await box.run(["sh", "-c", "ls /proc | grep -c '^[0-9]'; hostname; grep CapEff /proc/self/status; env | grep -c FORGE_RAY"], deadline_s=LONG)
+        look = "ls /proc | grep -c '^[0-9]'; hostname; grep CapEff /proc/self/status; env | grep -c FORGE_RAY"
+        await box.run(["sh", "-c", look], deadline_s=LONG)
         processes, host, capabilities, marks = box.log_text().splitlines()
         assert int(processes) < 6 and host == "sandbox" and capabilities.split()[1].strip("0") == "" and marks == "0"
 
@@ -116,7 +119,8 @@ async def test_a_deadline_kills_what_ignores_everything(maker: Maker) -> None:
     mark = token()
     async with await maker.sandbox() as box:
         await box.put({"daemon.py": DAEMON.replace("TOKEN", mark)}, to="workspace")
-        script = f"trap '' TERM HUP INT; python3 daemon.py; (trap '' TERM; setsid sh -c 'sleep 1000; : {mark}') & echo up; while :; do sleep 1; done"
+        child = f"(trap '' TERM; setsid sh -c 'sleep 1000; : {mark}')"
+        script = f"trap '' TERM HUP INT; python3 daemon.py; {child} & echo up; while :; do sleep 1; done"
         started = time.monotonic()
         result = await box.run(["sh", "-c", script], deadline_s=3)
         assert result.timed_out and result.limit == "time" and result.exit_code is None and "limit is 3 s" in result.detail
@@ -210,7 +214,8 @@ async def test_a_leftover_takes_its_living_processes_with_it(maker: Maker) -> No
     box = await maker.sandbox("old")
     # What could only survive a kill of everything above it: a process that carries the sandbox's marker.
     survivor = subprocess.Popen(["sleep", "1000"], env={MARKER: str(box.directory)}, start_new_session=True)
-    (box.directory / owner.FILE).write_text((box.directory / owner.FILE).read_text().replace(f'"pid": {os.getpid()}', f'"pid": {survivor.pid}'))
+    signed = box.directory / owner.FILE
+    signed.write_text(signed.read_text().replace(f'"pid": {os.getpid()}', f'"pid": {survivor.pid}'))
     fresh = await maker.sandbox("old")  # the same slot again: cleared first
     assert survivor.wait(60) == -signal.SIGKILL
     assert list((fresh.directory / "workspace").iterdir()) == []
@@ -222,7 +227,8 @@ def test_another_hosts_sandbox_is_not_ours_to_remove(tmp_path: Path) -> None:
     owner.sign(tmp_path, "run", "r")
     text = (tmp_path / owner.FILE).read_text()
     assert not owner.abandoned(tmp_path)
-    for old, new, verdict in ((f'"pid": {os.getpid()}', '"pid": 4194304', True), ('"boot": "', '"boot": "x', True), ('"host": "', '"host": "x', False)):
+    changes = ((f'"pid": {os.getpid()}', '"pid": 4194304', True), ('"boot": "', '"boot": "x', True), ('"host": "', '"host": "x', False))
+    for old, new, verdict in changes:
         (tmp_path / owner.FILE).write_text(text.replace(old, new))
         assert owner.abandoned(tmp_path) is verdict
     (tmp_path / owner.FILE).write_text("{")
@@ -242,12 +248,12 @@ async def test_memory_limit_of_a_task_acts_and_is_named(maker: Maker) -> None:
 
 
 async def test_limits_of_cpu_files_and_descriptors(maker: Maker) -> None:
-    config = {"cpu_seconds": 1, "open_files": 40, "file_mb": 1}
-    async with await maker.sandbox(**config) as box:
+    async with await maker.sandbox(cpu_seconds=1, open_files=40, file_mb=1) as box:
         assert (await box.run(["sh", "-c", "while :; do :; done"], deadline_s=LONG)).limit == "cpu"
         big = await box.run(["sh", "-c", "exec head -c 3000000 /dev/zero > big"], deadline_s=LONG)
         assert big.limit == "file" and os.stat(box.directory / "workspace" / "big").st_size == 1 << 20
-        await box.run(python("fs = []\ntry:\n  while True: fs.append(open('/dev/null'))\nexcept OSError as e: print(e.errno, len(fs) < 40)"), deadline_s=LONG)
+        opening = "fs = []\ntry:\n  while True: fs.append(open('/dev/null'))\nexcept OSError as e: print(e.errno, len(fs) < 40)"
+        await box.run(python(opening), deadline_s=LONG)
         assert box.log_text() == "24 True\n"
         await box.run(["sh", "-c", "ulimit -c"], deadline_s=LONG)
         assert box.log_text() == "0\n"
@@ -312,16 +318,17 @@ async def test_the_harness_can_neither_see_nor_prepare_the_verification(maker: M
     maker.task(test=CHECKING, tests={"expected.txt": "42\n", "sub/lib.py": ""})
     async with await maker.sandbox() as box:
         await box.put({"daemon.py": DAEMON}, to="workspace")
-        script = """
-        for base in / ../verifier/; do
+        # Where the verifier will look. The real root is written to only where it is the sandbox's own.
+        bases = "'' ../verifier" if maker.isolation == "bubblewrap" else "../verifier"
+        script = f"""
+        for base in {bases}; do
           cat $base/tests/expected.txt
           mkdir -p $base/tests $base/logs/verifier $base/home
           echo 'raise SystemExit' > $base/tests/conftest.py
           echo 42 > $base/tests/expected.txt
-          echo 1 > $base/logs/verifier/reward.txt; echo '{"reward": 1}' > $base/logs/verifier/reward.json
+          echo 1 > $base/logs/verifier/reward.txt; echo '{{"reward": 1}}' > $base/logs/verifier/reward.json
         done 2>/dev/null
-        mkdir -p /logs/verifier; echo 1 > /logs/verifier/reward.txt
-        echo 'echo 1 > /logs/verifier/reward.json' > ~/.bashrc
+        echo 'echo 1 > $VERIFIER_DIR/reward.json' > ~/.bashrc
         python3 daemon.py
         echo wrong > answer.txt
         """
@@ -348,7 +355,9 @@ async def test_the_harness_can_neither_see_nor_prepare_the_verification(maker: M
         ("echo 1 > $VERIFIER_DIR/reward.txt; trap '' TERM; while :; do sleep 1; done", verifier.VerifierTimeout, ["limit is 2 s"]),
     ],
 )
-async def test_a_verifier_that_fails_gives_no_reward(maker: Maker, body: str, error: type[verifier.VerifierError], words: list[str]) -> None:
+async def test_a_verifier_that_fails_gives_no_reward(
+    maker: Maker, body: str, error: type[verifier.VerifierError], words: list[str]
+) -> None:
     maker.task(test=f"#!/bin/sh\n{body}\n")
     async with await maker.sandbox() as box:
         with pytest.raises(error) as caught:
@@ -357,7 +366,8 @@ async def test_a_verifier_that_fails_gives_no_reward(maker: Maker, body: str, er
 
 
 async def test_the_verifier_has_its_own_environment_and_harbors_paths(wrapped: Maker) -> None:
-    test = "#!/bin/bash\n[ $PWD = /workspace ] && [ $HOME = /home/agent ] && [ -x /tests/test.sh ] && [ -d /logs/agent ] && echo $A$B > /logs/verifier/reward.txt\n"
+    checks = "[ $PWD = /workspace ] && [ $HOME = /home/agent ] && [ -x /tests/test.sh ] && [ -d /logs/agent ]"
+    test = f"#!/bin/bash\n{checks} && echo $A$B > /logs/verifier/reward.txt\n"
     wrapped.task(toml='environment.env = { A = "0", B = "5" }\nverifier.env = { A = "1" }', test=test)
     async with await wrapped.sandbox() as box:
         assert (await box.verify(timeout_s=LONG)).reward == 15.0
@@ -432,9 +442,7 @@ async def test_many_at_once(maker: Maker) -> None:
     assert maker.clean()
 
 
-def _type_check(box: ProcessSandbox) -> None:
-    from forge_ray.sandboxes.sandbox import Sandbox, SandboxBackend
-
-    _sandbox: Sandbox = box
-    _backend: SandboxBackend = ProcessBackend(SandboxConfig(), "run")
-    assert make_task
+def test_the_interface_is_kept(tmp_path: Path) -> None:
+    backend: SandboxBackend = ProcessBackend(SandboxConfig(directory=str(tmp_path)), "run")  # pyright checks the rest
+    box: type[Sandbox] = ProcessSandbox
+    assert backend.name == "process" and {name for name in vars(Sandbox) if not name.startswith("_")} <= set(dir(box))

@@ -1,0 +1,47 @@
+"""Samples through Ray Data: from references as the worker reads them, and from files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge_ray.config import Train
+from forge_ray.train_loop import forward
+from forge_ray.trajectories import batch, schema
+from tests.unit.making import make_rollout
+
+
+@pytest.fixture
+def table(cluster: None):
+    return batch.build_step([[make_rollout(f"r{n}.0", n % 2, samples=2) for n in range(4)]], Train()).table
+
+
+def test_a_share_read_as_a_dataset_has_the_same_rows(table) -> None:
+    import ray.data
+
+    shares = batch.split(table, 2)
+    for share in shares:
+        reference: Any = ray.put(share)
+        blocks = list(ray.data.from_arrow_refs([reference]).iter_batches(batch_format="pyarrow", batch_size=None))
+        read = [row for block in blocks for row in forward.rows(schema.conform(block))]
+        made = forward.rows(share)
+        assert [(row.name, row.ids.tolist(), row.advantages.tolist()) for row in read] == [
+            (row.name, row.ids.tolist(), row.advantages.tolist()) for row in made
+        ]
+        assert len(made) == 4
+
+
+def test_a_column_that_is_null_throughout_the_first_file_keeps_its_type(table, tmp_path: Path) -> None:
+    import ray.data
+
+    rows = table.to_pylist()
+    for row in rows:
+        row["group"] = row["reward"] = None
+    schema.write_batch(tmp_path / "a.parquet", batch.step_table(rows))
+    schema.write_batch(tmp_path / "b.parquet", table, {"groups": 1})
+    read = ray.data.read_parquet(str(tmp_path)).take_all()
+    assert len(read) == 2 * table.num_rows
+    assert {row["group"] for row in read} == {None, 0}
+    assert {row["reward"] for row in read if row["reward"] is not None} == {0.0, 1.0}

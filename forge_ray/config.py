@@ -173,7 +173,7 @@ class Sandbox(Section):
     directory: str | None = None
     """Parent of the sandboxes; default: a folder of its own in the system's temporary directory."""
     memory_mb: Count | None = None
-    """Default address-space limit of each process; a task's `memory_mb` wins."""
+    """Default limit of each process's private writable memory; a task's `memory_mb` wins."""
     cpu_seconds: Count | None = None
     """CPU seconds of each process."""
     processes: Count | None = None

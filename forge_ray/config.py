@@ -177,7 +177,7 @@ class Sandbox(Section):
     cpu_seconds: Count | None = None
     """CPU seconds of each process."""
     processes: Count | None = None
-    """Most processes and threads of one rollout."""
+    """Most processes of one rollout; for an ordinary user under bubblewrap threads count too."""
     open_files: Count | None = None
     """Most open files of each process."""
     file_mb: Count | None = None

@@ -3,7 +3,6 @@ sampled tokens come from a script (`forge_ray.serve_proxy.scripted_engine`)."""
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
 import textwrap
@@ -16,6 +15,7 @@ from typing import Any
 from forge_ray.config import Config
 from forge_ray.rollout import RolloutRecord, RolloutRequest
 from forge_ray.run_dir import RunDir, write_json
+from forge_ray.serve_proxy.sessions import Sessions
 from tests.integration.conftest import start_ray
 from tests.tiny_model import tiny_model
 
@@ -79,6 +79,10 @@ class Workbench:
         reader.refresh()
         return reader.session(session)
 
+    def sessions(self) -> Sessions:
+        """What issues the tokens of this run."""
+        return Sessions(bytes.fromhex(json.loads(self.run.state.read_text())["secret"]))
+
     def log(self, record: RolloutRecord, name: str = "harness") -> str:
         path = self.run.rollouts / record.id / f"{name}.log"
         return path.read_text(errors="replace") if path.exists() else ""
@@ -129,8 +133,3 @@ def workbench(root: Path, name: str, harnesses: list[dict[str, Any]], script: li
             deployment.stop(client.app)
     finally:
         ray.shutdown()
-
-
-def replicas(bench: Workbench) -> list[dict[str, Any]]:
-    """`ProxyClient.status()` from a test."""
-    return asyncio.run(bench.client.status())

@@ -34,8 +34,9 @@ if TYPE_CHECKING:
     from forge_ray.serve_proxy.client import ProxyClient, SessionSummary
     from forge_ray.serve_proxy.sessions import Sessions
 
-CLOSE_S, ARCHIVE_S, PROBE_S = 600, 600, 10
-"""Seconds granted to closing a session (a replica may have to come back first), to archiving, to a probe of the proxy."""
+CLOSE_S, ARCHIVE_S, PROBE_S, GIVE_UP_S = 600, 600, 10, 3
+"""Seconds granted to closing a session (a replica may have to come back first), to archiving, to a probe of the proxy, and to closing the
+session of an attempt that is given up (a run that stops waits for it)."""
 
 log = logging.getLogger(__name__)
 
@@ -218,7 +219,7 @@ class _Attempt:
     async def _close_after_failure(self) -> None:
         """Close the session of a harness that is gone already, so that its calls end and no later one is taken."""
         try:
-            await self.bench.proxy.close_session(self.id, timeout_s=PROBE_S)
+            await self.bench.proxy.close_session(self.id, timeout_s=GIVE_UP_S)
         except Exception as error:  # any failure: the attempt has failed already, and the token is used by nobody
             log.warning("%s: its session could not be closed: %s", self.id, error)
 

@@ -57,12 +57,13 @@ def task(bench: Workbench, request: pytest.FixtureRequest) -> Any:
     return make
 
 
-def left_of(rollout: str) -> list[int]:
-    """Processes that still carry a rollout's name in their environment or command line."""
+def left_of(bench: Workbench, rollout: str) -> list[int]:
+    """Living processes that carry the rollout's name or its session token in their command line or environment."""
+    marks = (f"/{rollout}/", bench.sessions().issue(rollout, "train"))
     found = []
     for process in psutil.process_iter():
         try:
-            if any(rollout in text for text in (*process.environ().values(), *process.cmdline())):
+            if any(mark in text for text in (*process.environ().values(), *process.cmdline()) for mark in marks):
                 found.append(process.pid)
         except psutil.Error:
             continue
@@ -103,13 +104,13 @@ def test_a_hang_is_cut_at_the_deadline_and_verified(bench: Workbench, task: Any)
     assert (record.outcome, record.reward) == (Outcome.TRUNCATED, 1.0), record.detail
     assert "the task's agent.timeout_sec of 3 s" in record.detail
     assert record.exit_code is None
-    assert left_of(record.id) == []
+    assert left_of(bench, record.id) == []
 
 
 def test_a_daemon_neither_holds_the_rollout_up_nor_outlives_it(bench: Workbench, task: Any) -> None:
     record = bench.rollout(own("Daemon"), task())
     assert (record.outcome, record.reward) == (Outcome.OK, 1.0), record.detail
-    assert left_of(record.id) == []
+    assert left_of(bench, record.id) == []
 
 
 def test_an_engine_failure(bench: Workbench, task: Any) -> None:
@@ -168,11 +169,12 @@ def test_a_cancelled_rollout_leaves_nothing_and_can_be_asked_for_again(bench: Wo
     request = bench.request(own("Waits"), task(f"write 42 {bench.tasks / 'gate-cancel'}"))
     answer = bench.start(request)
     wait_for_call(bench, f"{request.key}.0")
+    assert left_of(bench, f"{request.key}.0")
     assert ray.get(bench.pool.cancel.remote([request.key]), timeout=120) == 1
     with pytest.raises(RayTaskError) as error:
         ray.get(answer, timeout=120)
     assert isinstance(error.value.cause, RolloutCancelled)
-    assert left_of(f"{request.key}.0") == []
+    assert left_of(bench, f"{request.key}.0") == []
     assert not (bench.run.rollouts / f"{request.key}.0" / "result.json").exists()
     (bench.tasks / "gate-cancel").touch()
     record = RolloutRecord.model_validate_json(ray.get(bench.start(request), timeout=600))
@@ -189,15 +191,16 @@ def test_a_killed_pool_loses_nothing(bench: Workbench, task: Any) -> None:
     wait_for_call(bench, f"{request.key}.0")
     before = bench.status()
     assert list(before["running"]) == [request.key]
+    assert left_of(bench, f"{request.key}.0")
     os.kill(before["pid"], signal.SIGKILL)
     # The same call of ours is answered by the next life, with an attempt of its own.
     wait_for_call(bench, f"{request.key}.1")
-    assert left_of(f"{request.key}.0") == []
+    assert left_of(bench, f"{request.key}.0") == []
     gate.touch()
     record = RolloutRecord.model_validate_json(ray.get(answer, timeout=600))
     assert (record.outcome, record.reward, record.id) == (Outcome.OK, 1.0, f"{request.key}.1"), record.detail
     after = bench.status()
-    assert after["pid"] != before["pid"] and after["running"] == {}
+    assert after["pid"] != before["pid"] and after["running"] == {} and after["cleared"] == 1
     # Asked again, both are given back as they stand, without a run.
     for known in (record, done):
         again = request.model_copy(update={"key": known.key, "harness": known.harness, "task": known.task})

@@ -31,7 +31,8 @@ def test_only_the_whole_marker_counts(tmp_path: Path) -> None:
 
 
 def test_descendants_and_start_times() -> None:
-    process = subprocess.Popen(["sh", "-c", "sleep 1000 & sh -c 'sleep 1000; :' & echo; wait"], stdout=subprocess.PIPE, start_new_session=True)
+    script = "sleep 1000 & sh -c 'sleep 1000; :' & echo; wait"
+    process = subprocess.Popen(["sh", "-c", script], stdout=subprocess.PIPE, start_new_session=True)
     try:
         assert process.stdout is not None and process.stdout.readline() == b"\n"
         while len(found := processes.descendants(process.pid)) < 3:

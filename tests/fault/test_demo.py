@@ -40,7 +40,7 @@ def test_two_steps_of_the_demo(tmp_path: Path) -> None:
     command = [
         *(sys.executable, "-m", "forge_ray.cli.main", "train", str(ROOT / "examples" / "quickstart" / "run.yaml")),
         *("name=two-steps", f"runs={tmp_path}", "ray.address=local", "proxy.port=18790", f"train.steps={STEPS}", f"eval.samples={SAMPLES}"),
-        *("train.sft.steps=60", "train.sft.demonstrations.options.count=300", f"tasks.heldout.options.count={TASKS}"),
+        *("train.sft.steps=300", "train.sft.demonstrations.options.count=2000", f"tasks.heldout.options.count={TASKS}"),
     ]
     environment = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {MARK: mark}
     done = subprocess.run(command, cwd=tmp_path, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
@@ -63,7 +63,8 @@ def test_two_steps_of_the_demo(tmp_path: Path) -> None:
 
     steps = read_metrics(run / "metrics.jsonl")
     assert [step.step for step in steps] == [1, 2]
-    assert all(step.logprob_diff is not None and step.logprob_diff < 1e-3 for step in steps)
+    assert steps[0].tokens, "some group has rewards that differ, so something is learned"
+    assert steps[0].logprob_diff is not None and all((step.logprob_diff or 0) < 1e-3 for step in steps)
     assert all(step.staleness_max is not None and step.staleness_max <= 1 for step in steps)
 
     report = (run / "report.html").read_text()

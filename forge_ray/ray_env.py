@@ -38,6 +38,9 @@ WORKER: dict[str, str] = {
     "VLLM_NO_USAGE_STATS": "1",
     "VLLM_LOGGING_LEVEL": "WARNING",
     "VLLM_ENABLE_V1_MULTIPROCESSING": "0",
+    # With tools and `parallel_tool_calls: false` (Codex), or a `strict` tool, vLLM masks the model's every call by a grammar: such calls
+    # are not on-policy. Off: the model is free, and vLLM cuts surplus tool calls from the reply.
+    "VLLM_ENFORCE_STRICT_TOOL_CALLING": "0",
     "VLLM_CPU_KVCACHE_SPACE": "1",
     "VLLM_CPU_OMP_THREADS_BIND": "nobind",
     "OMP_NUM_THREADS": "1",

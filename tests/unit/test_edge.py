@@ -6,7 +6,7 @@ import asyncio
 import gzip
 import hashlib
 import json
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -46,7 +46,7 @@ async def post(rig: Rig, path: str = CHAT, token: Any = None, **body: Any) -> ht
 
 
 def openai_client(rig: Rig, token: str | None = None) -> openai.AsyncOpenAI:
-    http = httpx.AsyncClient(transport=httpx.ASGITransport(rig.edge))
+    http: Any = httpx.AsyncClient(transport=httpx.ASGITransport(rig.edge))
     return openai.AsyncOpenAI(base_url=f"http://proxy/s/{token or rig.token()}/v1", api_key="x", http_client=http, max_retries=0)
 
 
@@ -224,7 +224,7 @@ async def test_bodies_that_cannot_be_read(rig: Rig, path: str) -> None:
     assert rig.seen == []
 
 
-async def _pieces(count: int, size: int) -> Any:
+async def _pieces(count: int, size: int) -> AsyncIterator[bytes]:
     for _ in range(count):
         yield b"x" * size
 

@@ -19,8 +19,8 @@ CLUSTER: dict[str, str] = {
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",
     # A busy laptop answers late; Serve would kill the proxy for it, and every call with it.
-    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "60",
-    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "60",
+    "RAY_SERVE_PROXY_READY_CHECK_TIMEOUT_S": "120",
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "120",
     "RAY_SERVE_HAPROXY_STARTUP_TIMEOUT_S": "120",
     # Ray 2.60 turns token authentication on by itself in some processes only; say which.
     "RAY_AUTH_MODE": "disabled",

@@ -67,6 +67,10 @@ def test_two_steps_of_the_demo(tmp_path: Path) -> None:
     assert steps[0].logprob_diff is not None and all((step.logprob_diff or 0) < 1e-3 for step in steps)
     assert all(step.staleness_max is not None and step.staleness_max <= 1 for step in steps)
 
+    # One incarnation for the proxy, one for the train worker: neither was started twice.
+    assert json.loads((run / "state.json").read_text())["incarnation"] == 2
+    assert "restarted" not in (run / "run.log").read_text()
+
     report = (run / "report.html").read_text()
     assert report.count("<article>") == 3 and report.count("<svg") == 2 and "tool_call" in report
 

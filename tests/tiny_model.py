@@ -14,21 +14,19 @@ import tempfile
 from pathlib import Path
 
 TEMPLATE = r"""
-{%- set ns = namespace(rest=messages, system='') -%}
-{%- if messages and messages[0].role == 'system' -%}
-  {%- set ns.system = messages[0].content -%}{%- set ns.rest = messages[1:] -%}
-{%- endif -%}
-{%- if ns.system or tools -%}
+{%- set opening = messages[0].content if messages and messages[0].role == 'system' else '' -%}
+{%- if opening or tools -%}
 <|im_start|>system
-{{ ns.system }}
+{{ opening }}
 {%- if tools %}
 Tools, one JSON schema a line:
 {% for tool in tools %}{{ tool | tojson }}
 {% endfor %}Call one with <tool_call>{"name": ..., "arguments": ...}</tool_call>
 {%- endif %}<|im_end|>
 {% endif -%}
-{%- for message in ns.rest -%}
-{%- if message.role == 'tool' -%}
+{%- for message in messages -%}
+{%- if message.role == 'system' and loop.first -%}
+{%- elif message.role == 'tool' -%}
 <|im_start|>user
 <tool_response>
 {{ message.content }}

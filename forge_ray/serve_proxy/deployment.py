@@ -52,6 +52,7 @@ class Policy:
 
     async def _build(self) -> Any:
         from forge_ray.serve_proxy import vllm_internals, weights
+        from forge_ray.serve_proxy.disconnects import Disconnects
         from forge_ray.serve_proxy.edge import Edge, EdgeSettings
         from forge_ray.serve_proxy.recording import Recorder
         from forge_ray.serve_proxy.session_index import SessionIndex, rebuild
@@ -89,7 +90,7 @@ class Policy:
         )
         self.edge = Edge(app, settings=settings, sessions=Sessions(secret), index=self.index, log=self.log)
         self._ready = True
-        return self.edge
+        return Disconnects(self.edge)
 
     # ---- control, broadcast to every replica ----
 

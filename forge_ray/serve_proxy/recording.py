@@ -20,12 +20,13 @@ from typing import Any, Literal, Protocol, TypeVar
 from forge_ray.config import EvalSampling, Proxy, Sampling
 from forge_ray.errors import ForgeRayError
 from forge_ray.rollout import Purpose
-from forge_ray.serve_proxy.identity import CallContext
+from forge_ray.serve_proxy.identity import CallContext, Limit
 from forge_ray.serve_proxy.session_index import SessionIndex, session_event
 from forge_ray.trajectories.call_log import CallLogWriter
 
-Cap = Literal["request", "call", "tokens", "context"]
-"""What bounds the output of a call: the harness's own cap, `proxy.max_call_tokens`, the session's token limit, the window."""
+Cap = Literal["request", "call", "tokens", "context", "window"]
+"""What bounds the output of a call: the harness's own cap, `proxy.max_call_tokens`, the session's limits of tokens and of context, the
+engine's window. Only the session's limits end the session."""
 
 
 class PromptTooLong(ForgeRayError):
@@ -117,13 +118,15 @@ class Recorder:
         self.sampled_tokens = 0
         self._ends: set[asyncio.Task[None]] = set()
 
-    def admit(self, context: CallContext, prompt_tokens: int, requested: int | None) -> tuple[int, Cap]:
-        """Largest number of tokens that the call may sample, and what set it. Raises `PromptTooLong`."""
+    async def admit(self, context: CallContext, prompt_tokens: int, requested: int | None) -> tuple[int, Cap]:
+        """Largest number of tokens that the call may sample, and what set it. Raises `PromptTooLong`; if it is `limits.context_tokens` that
+        the prompt does not fit, the session has reached its limit."""
         window = self.index.window(self.engine_window)
         if prompt_tokens >= window:
-            context.limit = "context"
+            if window < self.engine_window:
+                await self._reach(context, "context")
             raise PromptTooLong(prompt_tokens, window)
-        bounds: list[tuple[int, Cap]] = [(window - prompt_tokens, "context")]
+        bounds: list[tuple[int, Cap]] = [(window - prompt_tokens, "context" if window < self.engine_window else "window")]
         remaining = self.index.remaining_tokens(context.session)
         if remaining is not None:
             bounds.append((max(1, remaining), "tokens"))
@@ -239,10 +242,13 @@ class Recorder:
             return
         spans = [[span.version, span.start, span.end] for span in completion.weight_versions or ()]
         await self._end(call, "length" if reason == "length" else "finished", spans=spans, reason=reason, stop=completion.stop_reason)
-        if reason == "length" and call.cap in ("tokens", "context"):
-            context.limit = call.cap
-            if self.index.reach(context.session, call.cap):
-                await self.log.append(session_event(context.session, "limit", call.cap, time.time()))
+        if reason == "length" and (call.cap == "tokens" or call.cap == "context"):
+            await self._reach(context, call.cap)
+
+    async def _reach(self, context: CallContext, limit: Limit) -> None:
+        context.limit = limit
+        if self.index.reach(context.session, limit):
+            await self.log.append(session_event(context.session, "limit", limit, time.time()))
 
     async def _end(
         self,

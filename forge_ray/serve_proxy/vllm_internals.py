@@ -134,7 +134,7 @@ class Recording:
         ids = prompt["prompt_token_ids"]
         params = used_parameters(sampling_params, forced(context.purpose, self.sampling, self.eval_sampling))
         try:
-            params.max_tokens, cap = self.recorder.admit(context, len(ids), params.max_tokens)
+            params.max_tokens, cap = await self.recorder.admit(context, len(ids), params.max_tokens)
         except PromptTooLong as error:
             raise VLLMValidationError(str(error), parameter="input_tokens", value=error.prompt_tokens) from error
         params.min_tokens = min(params.min_tokens, params.max_tokens)

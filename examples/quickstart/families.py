@@ -1,8 +1,8 @@
 """Six families of small shell problems, each with the strategies, right and wrong, that the teacher knows.
 
-A problem is drawn from one of three splits. Which names and three-digit values belong to a split is decided by a digest, not by the seed, so
-no file name and no value of `heldout` ever occurs in `train` or `development`, whatever the seeds (line counts and single digits do).
-Choices of design were made on `development`; `heldout` is for reporting.
+A problem is drawn from one of three splits. Which names and three-digit values belong to a split is decided by a digest, not by the
+seed, so no file name and no value of `heldout` ever occurs in `train` or `development`, whatever the seeds (line counts and single
+digits do). Choices of design were made on `development`; `heldout` is for reporting.
 """
 
 from __future__ import annotations
@@ -15,14 +15,16 @@ from typing import Literal
 
 Split = Literal["train", "development", "heldout"]
 
-ADJECTIVES = (
+_ADJECTIVES = (
     "big blue bold calm cold cool dark deep dry dull dusty fair fast fine flat gold good gray green hard hot kind loud mild new odd old "
     "plain red slow soft warm"
-).split()
-NOUNS = (
+)
+_NOUNS = (
     "ant ape bat bear bee bird boar bull calf cat cod cow crab crow deer dog duck elk fish fly fox frog goat hare hen lamb lion mole moth "
     "mule owl pig"
-).split()
+)
+
+ADJECTIVES, NOUNS = _ADJECTIVES.split(), _NOUNS.split()
 
 SHOWN = "\0"
 """Stands in a command for what the previous command printed."""

@@ -1,4 +1,4 @@
-"""The quickstart's policy: a Qwen3 of 0.4 million parameters with its own tokenizer, made in seconds, loaded by transformers and vLLM alike.
+"""The quickstart's policy: a Qwen3 of 0.4 million parameters with its own tokenizer, made in seconds, loaded by transformers and vLLM.
 
 What makes it learn a shell agent's job in under a minute of CPU time: short episodes (a compact chat template; the fixed text around a tool
 call is one token each side; a file name is two tokens, a digit one) and weights drawn four times wider than usual, without which copying
@@ -39,7 +39,7 @@ def build(out: str | Path, seed: int) -> None:
     from transformers import GenerationConfig, Qwen3Config, Qwen3ForCausalLM
 
     text = tokenizer()
-    end, pad = text.convert_tokens_to_ids([END, PAD])
+    end, pad = (text.get_vocab()[token] for token in (END, PAD))
     config = Qwen3Config(
         vocab_size=len(text),
         hidden_size=128,

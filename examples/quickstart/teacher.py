@@ -47,10 +47,8 @@ class Demonstration:
 
 def strategy(task: Problem, rng: random.Random, p_right: float) -> tuple[str, ...]:
     """The commands of one episode: a right strategy with probability `p_right`, else a wrong one, by weight."""
-    if rng.random() < p_right:
-        commands = rng.choice(task.right)
-    else:
-        commands = rng.choices([c for _, c in task.wrong], [w for w, _ in task.wrong])[0]
+    weights, wrong = zip(*task.wrong, strict=True)
+    commands = rng.choice(task.right) if rng.random() < p_right else rng.choices(wrong, weights)[0]
     return (*commands, f"cat {task.output}") if rng.random() < LOOK else commands
 
 

@@ -1,7 +1,7 @@
 """The supervised start: cross entropy on demonstrations, before the first rollout. No Ray here.
 
-Batches are drawn without replacement, epoch by epoch, and hold rows of similar length (shuffle, sort inside blocks, shuffle the
-batches), which halves the padding. The order follows from the seed alone. Each rank takes every `world`-th row of a batch.
+Batches are drawn without replacement, epoch by epoch, and hold rows of somewhat similar length (shuffle, sort inside small blocks,
+shuffle the batches), which saves padding. The order follows from the seed alone. Each rank takes every `world`-th row of a batch.
 """
 
 from __future__ import annotations
@@ -14,11 +14,12 @@ import torch
 from forge_ray.config import Sft
 from forge_ray.train_loop import forward, schedule
 from forge_ray.train_loop.losses import Total
+from forge_ray.train_loop.ranks import Ranks
 from forge_ray.train_loop.sft_loss import sft_loss
-from forge_ray.train_loop.update import Reducer
 
-BLOCK = 50
-"""Batches that are sorted by length together."""
+BLOCK = 4
+"""Batches that are sorted by length together. Length goes with the kind of task: large blocks give batches of one kind, whose gradients
+contradict each other (the quickstart then needs half as many steps again)."""
 
 
 def batches(rows: Sequence[forward.Row], size: int, seed: int) -> Iterator[list[forward.Row]]:
@@ -46,7 +47,7 @@ def train(
     seed: int,
     *,
     rank: int,
-    ranks: Reducer,
+    ranks: Ranks,
     device: torch.device,
     max_tokens: int,
     report: Callable[[int, float], None],

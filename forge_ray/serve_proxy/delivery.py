@@ -28,7 +28,6 @@ class Delivery:
     def __init__(self, index: SessionIndex, log: CallLogWriter, bodies: Path | None) -> None:
         self._index, self._log, self._bodies = index, log, bodies
         self._retries = Retries()
-        self._unlogged_limits: set[str] = set()
 
     def arrived(self, context: CallContext) -> None:
         """A request for a completion is about to be passed on."""
@@ -38,16 +37,9 @@ class Delivery:
         """Drop what is held of a closed session."""
         self._retries.forget(session)
 
-    def note_limit(self, context: CallContext) -> None:
-        """Let the session's next request meet the limit that this one ran into; `conclude` logs it."""
-        if context.limit is not None and self._index.reach(context.session, context.limit):
-            self._unlogged_limits.add(context.session)
-
     async def reach(self, session: str, limit: Limit) -> None:
         """End the session by `limit`, once."""
-        new = self._index.reach(session, limit)
-        if new or session in self._unlogged_limits:
-            self._unlogged_limits.discard(session)
+        if self._index.reach(session, limit):
             try:
                 await self._log.append(session_event(session, "limit", limit, time.time()))
             except CallLogError:
@@ -71,10 +63,8 @@ class Delivery:
             # Of several calls behind one request (tools that the server runs) only the last one's reply was the client's.
             told = reply if call == context.calls[-1] else "tool_calls"
             events.append({"event": "delivered" if tee.delivered else "undelivered", "call": call, "reply": told, **report})
-        limit = context.limit
         results = await asyncio.gather(
             *(self._log.append(event) for event in events),
-            *([self.reach(context.session, limit)] if limit is not None else []),
             *([self._keep(request, bytes(tee.kept))] if self._bodies is not None else []),
             return_exceptions=True,
         )

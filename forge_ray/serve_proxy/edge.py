@@ -167,8 +167,10 @@ class Edge:
         body = parse_object(raw)
         if body is None:
             await self._refuse(caller, "body", Refusal(400, "The request body is not a JSON object"), scope, client, send)
+        elif late := self._admit(caller, "POST"):  # closed while the body came
+            await self._refusals.respond(caller, late, scope, client.replay(b""), send)
         elif caller.path != caller.dialect.path:
-            sent = json.dumps(body).encode() if self._rename(body) else raw
+            sent = json.dumps(body).encode() if self._rename(body)[0] else raw
             await self._pass_on(caller, self._tee(caller, None, scope, client, send), inner_scope(scope, caller.path, sent), sent, client)
         elif limit := self._index.exhausted(session.session):
             await self._delivery.reach(session.session, limit)
@@ -194,10 +196,10 @@ class Edge:
         self, caller: Caller, session: Session, body: Json, raw: bytes, scope: Scope, headers: Headers, client: Client, send: Send
     ) -> None:
         """A request for a completion. `raw` is the body as it came, `body` what it says."""
-        side_model = self._rename(body)
+        renamed, side_model = self._rename(body)
         asked, clamped = caller.dialect.clamp(body, self._settings.window)
         adapted = caller.dialect.adapt(body)
-        sent = json.dumps(body).encode() if side_model or clamped or adapted else raw
+        sent = json.dumps(body).encode() if renamed or clamped or adapted else raw
         kind, conversation = kinds.classify(headers, body, side_model=side_model)
         context = CallContext(
             session=session.session,
@@ -239,32 +241,30 @@ class Edge:
                 await self._refusals.note(caller, reason, refusal.status)
             await self._refusals.respond(caller, refusal, scope, client.replay(b""), send)
 
-        def on_last() -> None:
-            # The next request may come before this one's events are written: it must meet the limit already.
-            if context is not None and context.limit is not None:
-                self._delivery.note_limit(context)
-
         keep = context is not None and self._settings.bodies is not None
-        return Tee(client, send, caller.dialect.reply, on_error, on_last, keep=keep)
+        return Tee(client, send, caller.dialect.reply, on_error, keep=keep)
 
     async def _refuse(self, caller: Caller, reason: str, refusal: Refusal, scope: Scope, client: Client, send: Send) -> None:
         await self._refusals.note(caller, reason, refusal.status)
         await self._refusals.respond(caller, refusal, scope, client.replay(b""), send)
 
-    def _rename(self, body: Json) -> bool:
-        """Serve any model name as ours. True for a name that is not ours: harnesses have other models for side calls."""
-        name = body.get("model")
-        if not isinstance(name, str) or name == self._settings.served_name:
-            return False
-        body["model"] = self._settings.served_name
+    def _rename(self, body: Json) -> tuple[bool, bool]:
+        """Serve any model name as ours. Returns whether `body` changed, and whether another model was meant: harnesses have other models
+        for side calls. A provider's prefix (`openai/policy`) means ours."""
+        name, ours = body.get("model"), self._settings.served_name
+        if not isinstance(name, str) or name == ours:
+            return False, False
+        body["model"] = ours
+        if name.rpartition("/")[2] == ours:
+            return True, False
         if name not in self._side_models:
             self._side_models.add(name)
             logger.warning(
-                "a harness asks for model %r: served as side calls (kind aux), which are not trained by default; main calls name %r",
+                "a harness asks for model %r: served as a side call (kind aux), not trained by default; main calls must ask for %r",
                 name,
-                self._settings.served_name,
+                ours,
             )
-        return True
+        return True, True
 
     async def _whatever_happens(self, session: str, work: Coroutine[Any, Any, None]) -> None:
         """Wait for `work`, which goes on although this request is cancelled; the session stays live until it is done."""

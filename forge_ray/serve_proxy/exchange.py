@@ -85,7 +85,7 @@ class Tee:
     """A `send` for the app that notes what went to the client.
 
     `make_reply(streamed)` gives the reader of a successful response; `on_error(status, body)` answers in place of one with an error
-    status; `on_last()` runs just before the last piece is handed over. `keep`: hold the whole response in `kept`.
+    status. `keep`: hold the whole response in `kept`.
     """
 
     def __init__(
@@ -94,12 +94,11 @@ class Tee:
         send: Send,
         make_reply: Callable[[bool], Reply],
         on_error: Callable[[int, bytes], Awaitable[None]],
-        on_last: Callable[[], None],
         *,
         keep: bool = False,
     ) -> None:
         self._client, self._send, self._make_reply = client, send, make_reply
-        self._on_error, self._on_last, self._keep = on_error, on_last, keep
+        self._on_error, self._keep = on_error, keep
         self._began = time.monotonic()
         self._digest, self._error = hashlib.sha256(), bytearray()
         self.status = 0
@@ -166,7 +165,6 @@ class Tee:
         if not last:
             await self._send(message)
             return
-        self._on_last()
         there = not self._client.left  # a server reports the end of an exchange as a disconnect too, but only afterwards
         await self._send(message)
         self.last_byte_s = time.monotonic() - self._began

@@ -26,9 +26,9 @@ from tests.tiny_model import TEMPLATE
 
 WINDOW = 16384
 SECRET = bytes(range(32))
-STRICT = TEMPLATE.replace(
-    "{%- for message in ns.rest -%}",
-    "{%- for message in ns.rest -%}{%- if message.role == 'system' -%}{{ raise_exception('system first') }}{%- endif -%}",
+STRICT = (
+    "{%- for message in messages -%}{%- if message.role == 'system' and not loop.first -%}{{ raise_exception('system first') }}"
+    "{%- endif -%}{%- endfor -%}" + TEMPLATE
 )
 """A template that takes a system message only in front."""
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -32,7 +32,7 @@ WINDOW = 64
 
 @dataclass
 class Completion:
-    token_ids: list[int]
+    token_ids: Sequence[int]
     logprobs: Any
     finish_reason: str | None
     stop_reason: Any = None
@@ -41,7 +41,7 @@ class Completion:
 
 @dataclass
 class Output:
-    outputs: list[Completion]
+    outputs: Sequence[Completion]
     finished: bool
 
 
@@ -98,7 +98,7 @@ class Rig:
         prompt = body.get("ids", [1, 2, 3])
         cap = body.get("max_tokens") or body.get("max_completion_tokens") or body.get("max_output_tokens")
         try:
-            allowed, bound = self.recorder.admit(context, len(prompt), cap)
+            allowed, bound = await self.recorder.admit(context, len(prompt), cap)
         except PromptTooLong as error:
             return _error(400, str(error))
         call = await self.recorder.open(

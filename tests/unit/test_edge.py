@@ -308,7 +308,8 @@ async def test_a_cap_above_the_window_is_an_upper_bound(rig: Rig, path: str, fie
 async def test_any_model_name_is_served_and_others_are_side_calls(rig: Rig) -> None:
     assert (await post(rig, model="gpt-4o-mini")).json()["model"] == "policy"
     await post(rig)
-    assert [body["model"] for body in rig.seen] == ["policy", "policy"] and [c.kind for c in rig.contexts] == ["aux", "agent"]
+    await post(rig, model="openai/policy")
+    assert [body["model"] for body in rig.seen] == ["policy"] * 3 and [c.kind for c in rig.contexts] == ["aux", "agent", "agent"]
 
 
 async def test_an_unchanged_body_arrives_byte_for_byte(tmp_path: Path) -> None:
@@ -341,6 +342,26 @@ async def test_what_vllm_would_mistake_is_put_right(rig: Rig) -> None:
     assert messages["thinking"] == {"type": "adaptive"}
     assert [item.get("type") for item in responses["input"]] == [None, "message", "reasoning"]
     assert responses["tools"][0]["format"] == {"type": "text"}
+
+
+@pytest.mark.parametrize("nonce", ["36ee5", "0aaa9"])
+async def test_a_nonce_in_front_of_the_system_prompt_does_not_end_the_prefix(rig: Rig, nonce: str) -> None:
+    text = f"x-anthropic-billing-header: cc_version=2.1.1; cch={nonce};\nYou are an agent."
+    await post(rig, MESSAGES, system=text)
+    await post(rig, CHAT, messages=[{"role": "system", "content": text}, *USER])
+    assert rig.seen[0]["system"] == rig.seen[1]["messages"][0]["content"] == "You are an agent."
+    await post(rig, MESSAGES, system="request-id: 7f3a\nYou are an agent.")
+    assert rig.seen[2]["system"].startswith("request-id")
+
+
+async def test_a_session_that_closes_while_the_body_comes(rig: Rig) -> None:
+    async def body() -> AsyncIterator[bytes]:
+        yield json.dumps(BODIES[CHAT]).encode()
+        rig.index.close("g1-0.0")
+
+    async with client(rig) as http:
+        assert (await http.post(f"/s/{rig.token()}{CHAT}", content=body())).status_code == 403
+    assert rig.seen == []
 
 
 # --- limits

@@ -150,6 +150,17 @@ VLLM_FIELDS: dict[str, tuple[Check, str]] = {
 """Extensions of vLLM's server that every dialect takes and that are refused in all of them."""
 
 
+_NONCE = "x-anthropic-billing-header:"
+
+
+def without_nonce(text: Any) -> str | None:
+    """`text` without Claude Code's first line, which differs from request to request and so would end every shared prefix; None where
+    there is none. vLLM drops it too, but only where it is a block of its own."""
+    if not isinstance(text, str) or not text.startswith(_NONCE):
+        return None
+    return text.partition("\n")[2]
+
+
 def parse_object(data: bytes) -> Json | None:
     """`data` as a JSON object, or None."""
     try:

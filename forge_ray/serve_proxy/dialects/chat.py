@@ -17,6 +17,7 @@ from forge_ray.serve_proxy.dialects.base import (
     is_set,
     more_than_one,
     parse_object,
+    without_nonce,
 )
 
 _ONE_REPLY = "a call has exactly one reply"
@@ -110,12 +111,17 @@ class Chat(OpenAI):
         return first_refused(body, _FIELDS)
 
     def adapt(self, body: Json) -> bool:
+        changed = False
         # No tools and an empty list of tools are the same request.
         if body.get("tools") == [] and body.get("tool_choice") in (None, "auto", "none"):
             del body["tools"]
             body.pop("tool_choice", None)
-            return True
-        return False
+            changed = True
+        messages = body.get("messages")
+        first = messages[0] if isinstance(messages, list) and messages else None
+        if isinstance(first, dict) and (text := without_nonce(first.get("content"))) is not None:
+            first["content"], changed = text, True
+        return changed
 
 
 class Completions(OpenAI):

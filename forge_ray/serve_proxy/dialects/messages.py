@@ -13,6 +13,7 @@ from forge_ray.serve_proxy.dialects.base import (
     first_refused,
     is_set,
     parse_object,
+    without_nonce,
 )
 
 _ERROR_TYPES = {
@@ -73,9 +74,11 @@ class Messages(Dialect):
         return first_refused(body, _FIELDS)
 
     def adapt(self, body: Json) -> bool:
+        changed = False
         # A budget would force the end of the reasoning on the model, and one above the clamped cap is refused.
         thinking = body.get("thinking")
         if isinstance(thinking, dict) and thinking.get("type") == "enabled":
-            body["thinking"] = {"type": "adaptive"}
-            return True
-        return False
+            body["thinking"], changed = {"type": "adaptive"}, True
+        if (text := without_nonce(body.get("system"))) is not None:
+            body["system"], changed = text, True
+        return changed

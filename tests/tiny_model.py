@@ -90,7 +90,7 @@ def _make(out: Path, tied: bool) -> None:
         tie_word_embeddings=tied,
         bos_token_id=None,
         eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
-        pad_token_id=tokenizer.convert_tokens_to_ids("<|endoftext|>"),
+        pad_token_id=SPECIAL.index("<|endoftext|>"),
         dtype=torch.float32,
     )
     torch.manual_seed(0)

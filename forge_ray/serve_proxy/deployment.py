@@ -223,11 +223,15 @@ def stop(app_name: str) -> None:
 
 def _start_serve(host: str, port: int) -> None:
     """Start Serve's HTTP side on `port`, or make sure that the Serve that runs already uses it."""
-    from ray.serve.context import _get_global_client
+    from ray.serve.context import _set_global_client
 
-    client = _get_global_client(raise_if_no_controller_running=False)
-    if client is not None:
-        used = client.http_config.port
+    try:
+        controller = ray.get_actor("SERVE_CONTROLLER_ACTOR", namespace="serve")
+        options: Any = ray.get(controller.get_http_config.remote(), timeout=30)
+        used = options.port
+    except ValueError:
+        _set_global_client(None)  # what this process may remember of another cluster's Serve
+    else:
         if used != port:
             raise UserError(
                 f"Serve runs on port {used} in this cluster already", where="proxy.port", fix=f"set proxy.port={used}, or stop Serve"

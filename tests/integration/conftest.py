@@ -6,6 +6,7 @@ tiny model in fp32. Training calls sample at temperature 1, evaluation calls at 
 
 from __future__ import annotations
 
+import logging
 import os
 import shutil
 import tempfile
@@ -107,7 +108,7 @@ def start_ray(**environment: str) -> None:
         include_dashboard=False,
         object_store_memory=256 * 2**20,
         log_to_driver=False,
-        logging_level="WARNING",
+        logging_level=logging.WARNING,
         # Short: Ray's sockets lie below it.
         _temp_dir=os.environ.get("FORGE_RAY_TEST_RAY_TMP", "/tmp/fr-tests"),
         runtime_env={"env_vars": ray_env.worker()},

@@ -97,6 +97,7 @@ async def test_a_call_under_a_grammar_is_flagged(served: Served) -> None:
         url, CHAT, messages=SAY, max_tokens=30, response_format={"type": "json_schema", "json_schema": {"name": "s", "schema": schema}}
     )
     assert response.status_code == 200, response.text
+    await served.client.close_session(session)  # waits for what is written once the reply is over
     plain, masked = served.calls(session)
     assert (plain.masked_by_grammar, masked.masked_by_grammar) == (False, True)
     assert plain.trainable and not masked.trainable

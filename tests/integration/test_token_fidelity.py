@@ -216,4 +216,5 @@ async def test_a_stream_goes_on_across_an_update_and_says_where(served: Served, 
     assert before_weights.differences(call, 0, switch) < BOUND
     assert after_weights.differences(call, switch) < BOUND
     assert before_weights.differences(call, switch) > 1e-2
-    assert call.trainable
+    await served.client.close_session(session)  # waits for what is written once the reply is over
+    assert served.calls(session)[-1].trainable

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import logging
 import os
 import re
 import socket
@@ -183,6 +184,7 @@ def start(config: Config, run: RunDir, model_dir: str, incarnation: int) -> Prox
         raise UserError(
             f"{model_dir} is no model directory (no config.json in it)", where="policy.model", fix="give a Hugging Face model directory"
         )
+    logging.getLogger("ray.serve").setLevel(logging.WARNING)  # this process's terminal belongs to the run
     _start_serve(proxy.host, proxy.port)
     options: dict[str, Any] = {
         "num_cpus": proxy.replica_cpus,

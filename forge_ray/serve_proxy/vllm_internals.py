@@ -292,10 +292,7 @@ class _ScriptedClient(EngineClient):
             for position, token in enumerate([*ids, None]):
                 if rule.fault and position >= min(rule.after, len(ids)):
                     await self._fault(rule, aborted)
-                if rule.delay_s:
-                    await asyncio.sleep(rule.delay_s)
-                else:
-                    await asyncio.sleep(0)
+                await asyncio.sleep(rule.delay_s)
                 if aborted.is_set() or token is None:
                     yield output("abort" if aborted.is_set() else "stop", None, [])
                     return

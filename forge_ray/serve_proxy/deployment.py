@@ -15,6 +15,7 @@ import os
 import re
 import socket
 import time
+import zlib
 from typing import Any
 
 import ray
@@ -63,7 +64,9 @@ class Policy:
         config = self.config
         self.index = SessionIndex(self.replica, config.proxy.limits)
         rebuild(self.index, CallLogReader(self.run.calls))
-        args = vllm_internals.parse_arguments(config, self.model_dir)
+        # vLLM's own default would let every replica, and every successor of one, draw the same samples.
+        seed = zlib.crc32(f"{config.seed}/{self.incarnation}/{self.replica}".encode()) & 0x7FFFFFFF
+        args = vllm_internals.parse_arguments(config, self.model_dir, seed)
         self.engine = vllm_internals.make_engine(config, args)
         self.log = CallLogWriter(self.run.calls / f"{self.replica}.jsonl")
         window = int(self.engine.model_config.max_model_len)

@@ -330,9 +330,6 @@ class _ScriptedClient(EngineClient):
     async def is_tracing_enabled(self) -> bool:
         return False
 
-    async def do_log_stats(self) -> None:
-        return None
-
     def shutdown(self, timeout: float | None = None) -> None:
         self.renderer.shutdown()
 
@@ -362,8 +359,9 @@ Engine = RecordingLLM | ScriptedLLM
 # ---- building ----
 
 
-def parse_arguments(config: Config, model_dir: str) -> Namespace:
-    """vLLM's server arguments for the run. Raises `UserError` for an argument that vLLM does not know or refuses."""
+def parse_arguments(config: Config, model_dir: str, seed: int = 0) -> Namespace:
+    """vLLM's server arguments for the run; `seed` of the sampler, unless the config gives one. Raises `UserError` for an argument that vLLM
+    does not know or refuses."""
     from vllm.entrypoints.launchers.cli_args import make_arg_parser, validate_parsed_serve_args
     from vllm.utils.argparse_utils import FlexibleArgumentParser
 
@@ -379,6 +377,7 @@ def parse_arguments(config: Config, model_dir: str) -> Namespace:
         # Untested: on GPUs the trainer drives vLLM's own broadcast.
         "weight_transfer_config": {"backend": "nccl" if gpu else FILE_BACKEND},
         "enforce_eager": not gpu,
+        "seed": seed,
         "disable_fastapi_docs": True,
     }
     if config.policy.chat_template:

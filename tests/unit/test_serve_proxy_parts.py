@@ -192,7 +192,13 @@ async def test_an_app_that_ignores_the_disconnect_is_cancelled() -> None:
             cancelled.set()
             raise
 
-    task = asyncio.create_task(Disconnects(app, grace_s=0.05)({"type": "http"}, asyncio.Event().wait, asyncio.Event().wait))
+    async def receive() -> Any:
+        await asyncio.Event().wait()
+
+    async def send(message: Any) -> None:
+        return None
+
+    task = asyncio.create_task(Disconnects(app, grace_s=0.05)({"type": "http"}, receive, send))
     await asyncio.sleep(0.05)
     task.cancel()
     await asyncio.wait([task])

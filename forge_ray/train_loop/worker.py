@@ -29,7 +29,9 @@ def train_worker(settings: dict[str, Any]) -> None:
 
     from forge_ray.train_loop import checkpoint, weight_sync
     from forge_ray.train_loop.exchange import CLOSED
-    from forge_ray.train_loop.update import grpo_step, reducer
+    from forge_ray.train_loop.history import WeightHistory
+    from forge_ray.train_loop.ranks import of_process
+    from forge_ray.train_loop.update import grpo_step
 
     config = Config.model_validate(settings["config"])
     run, exchange, train = RunDir(Path(settings["run"])), settings["exchange"], config.train
@@ -39,7 +41,7 @@ def train_worker(settings: dict[str, Any]) -> None:
         torch.set_num_threads(train.threads)
     torch.manual_seed(config.seed)
     device = get_device()
-    ranks = reducer(device)
+    ranks = of_process(device)
     autocast = train.precision == "bfloat16"
 
     def post(event: dict[str, Any]) -> None:
@@ -61,7 +63,7 @@ def train_worker(settings: dict[str, Any]) -> None:
             )
             checkpoint.prune(run, train.keep_checkpoints, protect=0 if train.loss.kl > 0 else None)
             post({"kind": "checkpoint", "step": step, "path": str(path)})
-        _announce(run, step, rank)
+        _announce(step)
 
     if start is None:
         start = 0
@@ -86,6 +88,7 @@ def train_worker(settings: dict[str, Any]) -> None:
             path = weight_sync.publish(run, model, version)
             post({"kind": "weights", "step": step, "version": version, "path": str(path), "metrics": metrics})
 
+    history = WeightHistory(train.max_staleness)
     publish(start, None)
     for step in range(start, train.steps):
         asked = time.time()
@@ -94,7 +97,9 @@ def train_worker(settings: dict[str, Any]) -> None:
             return
         rows = _rows(got["ref"])
         began = time.time()
-        metrics = grpo_step(wrapped, optimizer, rows, config, step, reference=reference, device=device, ranks=ranks, autocast=autocast)
+        metrics = grpo_step(
+            wrapped, optimizer, rows, config, step, reference=reference, history=history, device=device, ranks=ranks, autocast=autocast
+        )
         seconds = time.time() - began
         metrics |= {"wait_s": began - asked, "train_s": seconds}
         publish(step + 1, metrics)
@@ -150,15 +155,14 @@ def _supervised(
     post({"kind": "progress", "phase": "sft", "detail": f"done, loss {loss:.3f} on {len(rows)} demonstrations"})
 
 
-def _announce(run: RunDir, step: int, rank: int) -> None:
-    """Register the checkpoint with Ray Train, where it lies (no copy). A barrier over the ranks."""
+def _announce(step: int) -> None:
+    """A barrier over the ranks, and a sign of life for Ray Train.
+
+    The checkpoint itself is not given to Ray Train: it would want it below its own directory and complain about those that `prune` removed.
+    """
     import ray.train
-    from ray.train.v2.api.report_config import CheckpointUploadMode
 
-    from forge_ray.train_loop import checkpoint
-
-    registered = ray.train.Checkpoint.from_directory(checkpoint.path(run, step)) if rank == 0 else None
-    ray.train.report({"step": step}, checkpoint=registered, checkpoint_upload_mode=CheckpointUploadMode.NO_UPLOAD)
+    ray.train.report({"step": step})
 
 
 def _agree(step: int | None, world: int) -> int | None:

@@ -11,14 +11,18 @@ import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file
+from torch.multiprocessing.spawn import spawn
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from forge_ray.config import Config
 from forge_ray.run_dir import RunDir, next_incarnation, write_json
 from forge_ray.train_loop import checkpoint, forward, sft, weight_sync
+from forge_ray.train_loop.agreement import LogprobMismatch
 from forge_ray.train_loop.exchange import CLOSED, Exchange
 from forge_ray.train_loop.forward import Row
-from forge_ray.train_loop.update import LogprobMismatch, Reducer, grpo_step
+from forge_ray.train_loop.history import WeightHistory
+from forge_ray.train_loop.ranks import Ranks
+from forge_ray.train_loop.update import grpo_step
 
 CPU = torch.device("cpu")
 VOCABULARY = 40
@@ -65,7 +69,9 @@ def optimizer_of(model: torch.nn.Module, settings: Config) -> torch.optim.AdamW:
 
 
 def step_of(model: Any, optimizer: Any, rows: list[Row], settings: Config, step: int, **more: Any) -> dict[str, float]:
-    return grpo_step(model, optimizer, rows, settings, step, **{"reference": None, "device": CPU, "ranks": Reducer(), **more})
+    return grpo_step(
+        model, optimizer, rows, settings, step, **{"reference": None, "history": WeightHistory(1), "device": CPU, "ranks": Ranks(), **more}
+    )
 
 
 def test_a_step_raises_what_was_rewarded_and_lowers_what_was_not() -> None:
@@ -90,11 +96,31 @@ def test_an_engine_that_holds_other_weights_stops_the_step_before_anything_chang
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
-def test_stale_tokens_are_no_reason_to_stop() -> None:
+def test_stale_tokens_are_checked_against_the_weights_that_sampled_them() -> None:
+    model, settings, history = small_model(), config(optimizer={"lr": 1e-2}), WeightHistory(1)
+    optimizer = optimizer_of(model, settings)
+    first, second = batch(model, 0), batch(model, 0, rollouts=4)
+    step_of(model, optimizer, first, settings, 0, history=history)
+    trained = {name: value.clone() for name, value in model.state_dict().items()}
+    with torch.no_grad():
+        moved = forward.token_logprobs(model, forward.collate(second))[0].numpy() - np.concatenate([row.old_logprobs for row in second])
+    assert np.abs(moved).mean() > 1e-2
+    metrics = step_of(model, optimizer, second, settings, 1, history=history)
+    assert metrics["checked_tokens"] == 20 and metrics["logprob_diff"] < 1e-6
+    for row in second:
+        row.old_logprobs = row.old_logprobs + 0.01
+    model.load_state_dict(trained)
+    with pytest.raises(LogprobMismatch, match="version 0"):
+        history = WeightHistory(1)
+        history.keep(0, small_model())
+        step_of(model, optimizer, second, settings, 1, history=history)
+    assert all(torch.equal(value, trained[name]) for name, value in model.state_dict().items())
+
+
+def test_tokens_of_weights_that_are_gone_are_no_reason_to_stop() -> None:
     model, settings = small_model(), config(optimizer={"lr": 1e-3})
-    rows = batch(small_model(seed=1), 0)
-    metrics = step_of(model, optimizer_of(model, settings), rows, settings, 1)
-    assert "logprob_diff" not in metrics and metrics["fresh_tokens"] == 0
+    metrics = step_of(model, optimizer_of(model, settings), batch(small_model(seed=1), 0), settings, 1)
+    assert "logprob_diff" not in metrics and metrics["checked_tokens"] == 0
 
 
 def test_nan_in_the_recording_stops_the_step_by_name() -> None:
@@ -121,7 +147,7 @@ def test_two_ranks_with_ddp_make_the_same_step_as_one(tmp_path: Path) -> None:
     model, settings = small_model(), config(optimizer={"lr": 1e-3, "minibatches": 1})
     rows = batch(model, 0, rollouts=5)
     expected = step_of(model, optimizer_of(model, settings), rows, settings, 0)
-    torch.multiprocessing.spawn(_rank, args=(str(tmp_path), settings.model_dump(mode="json")), nprocs=2)
+    spawn(_rank, args=(str(tmp_path), settings.model_dump(mode="json")), nprocs=2)
     for rank in range(2):
         got = json.loads((tmp_path / f"{rank}.json").read_text())
         for name in ("loss", "grad_norm", "ratio", "logprob_diff"):
@@ -134,7 +160,7 @@ def test_two_ranks_with_ddp_make_the_same_step_as_one(tmp_path: Path) -> None:
 def _rank(rank: int, folder: str, tree: dict[str, Any]) -> None:
     import torch.distributed as dist
 
-    from forge_ray.train_loop.update import reducer
+    from forge_ray.train_loop.ranks import of_process
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
@@ -148,7 +174,7 @@ def _rank(rank: int, folder: str, tree: dict[str, Any]) -> None:
         }
     )
     wrapped = torch.nn.parallel.DistributedDataParallel(model)
-    metrics = step_of(wrapped, optimizer_of(model, settings), mine, settings, 0, ranks=reducer(CPU))
+    metrics = step_of(wrapped, optimizer_of(model, settings), mine, settings, 0, ranks=of_process(CPU))
     Path(folder, f"{rank}.json").write_text(json.dumps(metrics))
     torch.save(model.state_dict(), f"{folder}/{rank}.pt")
     dist.destroy_process_group()
@@ -279,7 +305,7 @@ def test_sft_learns_its_demonstrations_and_its_order_follows_from_the_seed() -> 
             settings,
             7,
             rank=0,
-            ranks=Reducer(),
+            ranks=Ranks(),
             device=CPU,
             max_tokens=10_000,
             report=lambda step, loss, into=losses: into.append((step, loss)),

@@ -1,0 +1,70 @@
+"""Do engine and trainer hold the same policy? Asked before every step, of tokens whose sampling weights the trainer still has.
+
+mean |rollout − trainer logprob| over tokens of the current version, and over those of older versions under the weights of then
+(`history`), must be numerical noise: 1e-6 in float32. More means stale or wrong weights in a replica, another template, other sampling
+parameters, or a precision that was not meant; each of them silently spoils a run while the reward may still rise.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from contextlib import nullcontext
+
+import torch
+
+from forge_ray.errors import ForgeRayError
+from forge_ray.train_loop import forward
+from forge_ray.train_loop.history import WeightHistory
+from forge_ray.train_loop.ranks import Ranks
+
+ROWS = 16
+"""Rows per version and rank that are looked at."""
+
+
+class LogprobMismatch(ForgeRayError):
+    """Engine and trainer disagree about tokens whose weights are known."""
+
+    def __init__(self, mean: float, bound: float, tokens: int, step: int, version: int) -> None:
+        super().__init__(
+            f"step {step}: mean |rollout - trainer logprob| is {mean:.2e} over {tokens} tokens that version {version} sampled, above "
+            f"train.logprob_bound = {bound:g}: engine and trainer do not hold the same policy "
+            "(weights, dtype, template or sampling parameters)"
+        )
+
+
+def check(
+    model: torch.nn.Module,
+    rows: Sequence[forward.Row],
+    step: int,
+    *,
+    bound: float,
+    history: WeightHistory,
+    max_tokens: int,
+    device: torch.device,
+    ranks: Ranks,
+    autocast: bool = False,
+) -> dict[str, float]:
+    """`{"logprob_diff", "checked_tokens"}` over all checked versions; `{"checked_tokens": 0}` where there is nothing to check.
+
+    The model holds version `step`. Raises `LogprobMismatch` on every rank alike; the model is unchanged either way.
+    """
+    # Not through DDP: its forward is collective, and the ranks have different numbers of rows here.
+    model = getattr(model, "module", model)
+    total, count = 0.0, 0
+    for version in (step, *history.versions()):
+        own = [row for row in rows if (row.steps == version).any()][:ROWS]
+        difference, tokens = torch.zeros(2, dtype=torch.float64).unbind()
+        with history.as_of(version, model) if version != step else nullcontext(), torch.no_grad():
+            for batch in forward.microbatches(own, max_tokens, device):
+                with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
+                    logprobs, _ = forward.token_logprobs(model, batch)
+                sampled = batch.steps == version
+                difference = difference + (logprobs - batch.old_logprobs).abs()[sampled].double().sum().cpu()
+                tokens = tokens + sampled.sum().cpu()
+        difference, tokens = ranks.sum(torch.stack([difference, tokens])).tolist()
+        if not tokens:
+            continue
+        if not difference / tokens <= bound:
+            raise LogprobMismatch(difference / tokens, bound, int(tokens), step, version)
+        total, count = total + difference, count + int(tokens)
+    return {"logprob_diff": total / count, "checked_tokens": count} if count else {"checked_tokens": 0}

@@ -53,9 +53,7 @@ def archive_tree(tree: Path, directory: Path) -> str:
             with os.fdopen(handle, "wb") as file:
                 hashed = _Hashed(file)
                 sink: Any = hashed  # all that a stream needs is write()
-                with tarfile.open(
-                    fileobj=sink, mode="w|", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape"
-                ) as tar:
+                with tarfile.open(fileobj=sink, mode="w|", format=tarfile.GNU_FORMAT, encoding="utf-8", errors="surrogateescape") as tar:
                     root = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
                     try:
                         _Writer(tar).folder(root, "", 0)

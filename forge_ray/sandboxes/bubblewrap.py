@@ -102,5 +102,3 @@ def arguments(binds: Mapping[str, str], *, shm: str, cwd: str, visible: Sequence
                 shown.add(place)
                 options += ["--ro-bind", place, place]
     return [*options, "--remount-ro", "/dev", "--remount-ro", "/", "--chdir", cwd, "--unsetenv", MARKER, "--"]
-
-

@@ -150,9 +150,7 @@ def _clear(directory: Path) -> None:
 class ProcessSandbox:
     """One rollout's process sandbox; see `sandbox.Sandbox` for what the methods promise."""
 
-    def __init__(
-        self, config: SandboxConfig, isolation: Isolation, task: Task, rollout: str, directory: Path, logs: Path
-    ) -> None:
+    def __init__(self, config: SandboxConfig, isolation: Isolation, task: Task, rollout: str, directory: Path, logs: Path) -> None:
         self.rollout, self.directory, self.logs = rollout, directory, logs
         self.isolation: Isolation = isolation
         self._task, self._log_bytes = task, config.log_bytes

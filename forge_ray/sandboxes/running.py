@@ -164,8 +164,6 @@ class Running:
         return (128 - code if code < 0 else code), usage.ru_utime + usage.ru_stime
 
 
-
-
 async def _uncancelled(work: Coroutine[Any, Any, None]) -> None:
     """Await `work` to its end even when we are cancelled meanwhile, then be cancelled."""
     task = asyncio.ensure_future(work)

@@ -21,9 +21,7 @@ from forge_ray.tasks.spec import TaskToml, read_spec
 TESTS_DIR, VERIFIER_DIR = "/tests", "/logs/verifier"
 """Where Harbor has a verifier's files and its results. `tests/test.sh` finds both also in the variables of these names."""
 
-_TAKEN = frozenset(
-    ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt", "nix", "proc", "dev", "sys", "run", "var")
-)
+_TAKEN = frozenset(("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt", "nix", "proc", "dev", "sys", "run", "var"))
 _TEMPLATE = re.compile(r"\$\{(\w+)(?::-(.*))?\}", re.DOTALL)
 _DEFAULTED = re.compile(r"\$\{\w+:?-[^}]*\}")
 

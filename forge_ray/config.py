@@ -308,7 +308,7 @@ class Train(Section):
     keep_checkpoints: Count = 2
     """Newest checkpoints that are kept."""
     logprob_bound: Positive = 1e-3
-    """The run stops when mean |rollout − trainer logprob| of tokens sampled by the current version is above this."""
+    """The run stops when mean |rollout − trainer logprob|, under the weights that sampled the token, is above this."""
 
 
 class Eval(Section):

@@ -58,7 +58,7 @@ _REWARD_NOTE = (
     "Line: mean reward of each step's trained rollouts, with its 95 % interval over trajectories. "
     "Points: pass@1 on held-out tasks with a 95 % interval."
 )
-_LOGPROB_NOTE = "The recorded logprobs against the trainer's own, on tokens sampled by the version being trained."
+_LOGPROB_NOTE = "The recorded logprobs against the trainer's own, under the weights that sampled the token."
 _HELDOUT_NOTE = (
     "pass@1 is the mean over tasks of the share of rollouts that pass. The intervals count the samples of one task as related, not as "
     "independent; for a single kind of task they are wide because it has few tasks. Rollouts that an infrastructure error ended "

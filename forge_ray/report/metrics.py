@@ -61,7 +61,7 @@ class StepMetrics(BaseModel):
     """Before clipping."""
     lr: float | None = None
     logprob_diff: float | None = None
-    """Mean |rollout − trainer logprob| over tokens sampled by the version that is trained."""
+    """Mean |rollout − trainer logprob| over tokens whose sampling weights the trainer still has, under those weights."""
     sync_s: float | None = None
     """Seconds of the weight update, all replicas."""
     wait_s: float | None = None

@@ -374,8 +374,8 @@ def parse_arguments(config: Config, model_dir: str, seed: int = 0) -> Namespace:
     }
     gpu = config.proxy.replica_gpus > 0
     default: dict[str, Any] = {
-        # Untested: on GPUs the trainer drives vLLM's own broadcast.
-        "weight_transfer_config": {"backend": "nccl" if gpu else FILE_BACKEND},
+        # The same on GPUs. vLLM's own nccl backend is chosen here by name once a trainer sends that way (`Policy.weight_transfer`).
+        "weight_transfer_config": {"backend": FILE_BACKEND},
         "enforce_eager": not gpu,
         "seed": seed,
         "disable_fastapi_docs": True,

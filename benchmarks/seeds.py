@@ -40,6 +40,15 @@ class Result:
         cells += [str(self.summary.get("steps", "–")), f"{self.seconds:.0f}", f"{self.peak_gib:.1f}"]
         return "| " + " | ".join(cells) + " |"
 
+    def figures(self) -> dict[str, float]:
+        """The run's figures by name."""
+        heldout = self.summary.get("heldout", {})
+        rates = {f"seed{self.seed}.{label}.pass@1": heldout[label]["pass@1"] for label in ("before", "after") if heldout.get(label)}
+        gain = {}
+        if len(rates) == 2 and heldout["before"]["pass@1"]:
+            gain = {f"seed{self.seed}.after/before": heldout["after"]["pass@1"] / heldout["before"]["pass@1"]}
+        return {**rates, **gain, f"seed{self.seed}.seconds": self.seconds, f"seed{self.seed}.peak_gib": self.peak_gib}
+
     def misses(self) -> list[str]:
         """The bounds that this run misses."""
         if self.code:
@@ -115,12 +124,15 @@ def main() -> int:
     parser.add_argument("--seeds", type=int, nargs="+", default=[0, 1, 2])
     parser.add_argument("--config", type=Path, default=ROOT / "examples" / "quickstart" / "run.yaml")
     parser.add_argument("--runs", type=Path, default=Path.home() / "forge-ray-runs")
+    parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures by name")
     parser.add_argument("overrides", nargs="*", metavar="key=value")
     given = parser.parse_args()
     results = [run(seed, given.config, given.runs.resolve(), given.overrides) for seed in given.seeds]
     print("\n| seed | pass@1 after SFT | after GRPO | steps | seconds in all | peak GiB |\n|---|---|---|---|---|---|")
     for result in results:
         print(result.row())
+    if given.json:
+        given.json.write_text(json.dumps({name: value for result in results for name, value in result.figures().items()}, indent=2) + "\n")
     misses = {result.seed: result.misses() for result in results if result.misses()}
     for seed, found in misses.items():
         print(f"seed {seed}: {', '.join(found)}")

@@ -152,6 +152,8 @@ class _Attempt:
             window = await self.bench.context_window()
         try:
             result = self.result = await self._run_harness(harness, sandbox, self._launch(task, sandbox, url, token, window), deadline)
+            # Before the session is closed: closing waits for a lost replica's successor, after which everything answers again.
+            answers = await _answers(url) if result.timed_out else True
             async with self._step(Outcome.PROXY, "close"):
                 summary = self.summary = await self.bench.proxy.close_session(self.id, timeout_s=CLOSE_S)
         except BaseException:
@@ -160,8 +162,7 @@ class _Attempt:
         async with self._step(Outcome.HARNESS):
             text = await asyncio.to_thread(sandbox.log_text)
             crash, no_answer = harness.crashed(result.exit_code, text), harness.no_answer(result.exit_code, text)
-        answers = True
-        if summary.last_status is None or result.timed_out:
+        if summary.last_status is None and not result.timed_out:
             answers = await _answers(url)
         outcome, detail = classify(Evidence(summary, result, deadline, crash, no_answer, answers))
         if outcome not in RATED:

@@ -6,13 +6,14 @@ The first row that applies decides:
 | what was seen                                                                        | outcome   |
 |--------------------------------------------------------------------------------------|-----------|
 | a part of ours failed (`Fault`): task, sandbox, proxy                                | that part |
-| a limit of the sandbox other than time ended the harness                             | sandbox   |
+| a limit of the sandbox other than time and memory ended the harness                  | sandbox   |
 | the session ran into a limit of calls, tokens or context                             | truncated |
 | a prompt did not fit the window, and no call ended after it                          | truncated |
+| the sandbox's memory limit ended the harness                                         | sandbox   |
 | no call ended, and some were lost with their replica                                 | engine    |
 | no call began: the proxy refused all, does not answer, or gave the program no answer | proxy     |
 | no call began: anything else                                                         | harness   |
-| the engine failed under the last call, or under an earlier one and the program then gave up or crashed | engine |
+| the engine failed under the last call, or under an earlier one and no final answer came after it | engine |
 | the deadline, and the proxy does not answer or the program was still asking it       | proxy     |
 | the deadline, infrastructure healthy                                                 | truncated |
 | the last reply was cut at its length                                                 | truncated |
@@ -88,7 +89,7 @@ def verified(outcome: Outcome, detail: str, problem: str | None) -> tuple[Outcom
 def _before_the_end(e: Evidence) -> tuple[Outcome, str] | None:
     """Something other than the program's own end ended the rollout, or it never began."""
     summary, run = e.summary, e.run
-    if run.limit is not None and not run.timed_out:
+    if run.limit is not None and run.limit not in ("time", "memory"):
         return Outcome.SANDBOX, run.detail
     late = f"; the harness then ran into its deadline, {_time(e)}" if run.timed_out else ""
     if summary.limit is not None:
@@ -96,12 +97,18 @@ def _before_the_end(e: Evidence) -> tuple[Outcome, str] | None:
         return Outcome.TRUNCATED, f"session limit of {summary.limit} ({used}){late}"
     if summary.overflow:
         return Outcome.TRUNCATED, f"a prompt did not fit the context window{late}"
+    if run.limit == "memory":
+        # Known by its signs only, and a program that was refused a call may print them: hence after the session's own limits.
+        return Outcome.SANDBOX, run.detail
     if summary.last_status is None:
         return _never_called(e)
     if summary.last_status == "failed":
         return Outcome.ENGINE, f"the engine failed under the last call ({summary.failed} failed){late}"
     if not run.timed_out:
         return None
+    if summary.failed and summary.last_reply != "answer":
+        # The program was waiting for an engine that was gone: no fault of the policy's.
+        return Outcome.ENGINE, f"{summary.failed} calls failed or were lost with their replica{late}"
     if not e.proxy_answers or e.no_answer is not None:
         return Outcome.PROXY, f"{e.no_answer or 'the proxy does not answer'}{late}"
     return Outcome.TRUNCATED, f"deadline: {_time(e)}"
@@ -112,8 +119,9 @@ def _at_the_end(e: Evidence) -> tuple[Outcome, str]:
     summary = e.summary
     if summary.last_status == "length" or summary.last_reply == "length":
         return Outcome.TRUNCATED, "the last reply was cut at its length limit"
-    if summary.failed and summary.last_reply != "answer" and (e.no_answer or e.crash):
-        return Outcome.ENGINE, f"{summary.failed} calls failed or were lost with their replica; {e.no_answer or e.crash}"
+    if summary.failed and summary.last_reply != "answer":
+        how = e.no_answer or e.crash or f"the harness ended without a final answer ({e.run.detail})"
+        return Outcome.ENGINE, f"{summary.failed} calls failed or were lost with their replica; {how}"
     if e.no_answer is not None:
         return Outcome.PROXY, f"the harness got no answer: {e.no_answer}"
     if e.crash is not None:

@@ -124,7 +124,8 @@ def _tasks(field: str, path: Path, config: Config) -> Finding:
     try:
         tasks = load_tasks(path)
     except UserError as error:
-        return Finding(field, error.problem, False, fix=error.fix or "mend the task")
+        state = f"{error.where}: {error.problem}" if error.where else error.problem
+        return Finding(field, state, False, fix=error.fix or "mend the task")
     isolation, _ = _isolation(config)
     named = [f"{task.name}: {problem}" for task in tasks for problem in task.unsupported(config.sandbox.backend, isolation)]
     if named:

@@ -56,6 +56,10 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     ]
     rest = [word for i, word in enumerate(words) if not (word in overrides and "=" in word)]
     parsed = top.parse_args(rest)
+    if parsed.overrides:
+        raise UserError(
+            f"{parsed.overrides[0]!r} is no override", where="command line", fix="write key.sub=value, for example train.steps=5"
+        )
     parsed.overrides = overrides
     return parsed
 
@@ -65,8 +69,8 @@ OPTIONS = frozenset({"--task", "--harness", "--checkpoint", "--k", "--resume"})
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
-    parsed = arguments(argv)
     try:
+        parsed = arguments(argv)
         return importlib.import_module(f"forge_ray.cli.{parsed.command}").run(parsed)
     except UserError as error:
         print(f"forge-ray: {error}", file=sys.stderr)

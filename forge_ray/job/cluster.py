@@ -12,6 +12,7 @@ import socket
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from forge_ray import ray_env
 from forge_ray.config import Config
@@ -68,8 +69,7 @@ def connect(config: Config, *, extra_environment: dict[str, str] | None = None) 
         # Ray's sockets lie below its temporary directory and must stay under 108 characters.
         temporary = Path("/tmp") if len(tempfile.gettempdir()) > 40 else Path(tempfile.gettempdir())
         os.environ.setdefault("RAY_TMPDIR", str(temporary))
-    import ray
-
+    ray = _ray_that_starts_no_cluster_by_itself()
     if address is None:
         ray.init(
             address="local",
@@ -83,6 +83,22 @@ def connect(config: Config, *, extra_environment: dict[str, str] | None = None) 
         return Cluster(owned=True, address="local", haproxy=ray_env.haproxy())
     ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, runtime_env=runtime_env)
     return Cluster(owned=False, address=address, haproxy=_cluster_haproxy())
+
+
+def _ray_that_starts_no_cluster_by_itself() -> Any:
+    """The module `ray`. By default any call of it without a connection starts a new cluster: one of a thread of ours that is still at
+    work when the run goes down would do so, after everything was ended."""
+    name = "RAY_ENABLE_AUTO_CONNECT"  # read when Ray is imported
+    given = os.environ.get(name)
+    os.environ[name] = "0"
+    try:
+        import ray
+    finally:
+        if given is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = given
+    return ray
 
 
 def _cluster_haproxy() -> bool:

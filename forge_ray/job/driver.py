@@ -25,9 +25,10 @@ from forge_ray.job.evaluate import evaluate
 from forge_ray.job.runtime import RunFailed
 from forge_ray.job.scheduler import Group, Scheduler, TaskRef
 from forge_ray.outcome import RATED
-from forge_ray.report.metrics import StepMetrics
+from forge_ray.report.metrics import StepMetrics, read_metrics
 from forge_ray.rollout import RolloutRecord
 from forge_ray.run_dir import RunDir
+from forge_ray.serve_proxy.client import ProxyUnavailable
 
 if TYPE_CHECKING:
     from forge_ray.report.metrics import MetricsWriter
@@ -59,7 +60,7 @@ class Driver:
         self._heldout = heldout
         self._client, self._dispatch, self._exchange, self._trainer = client, dispatch, exchange, trainer
         self._metrics, self._progress = metrics, progress
-        self._recordings = library.Recordings(run)
+        self._recordings = library.Recordings(run, train_grammar_calls=config.proxy.train_grammar_calls)
         self._scheduler = Scheduler(config, tasks)
         self._built: dict[int, list[Any]] = {}
         """Group index → its records with their calls, once complete."""
@@ -75,7 +76,8 @@ class Driver:
         self._step_started = time.time()
         self._outcomes: dict[str, int] = {}
         self._sampled_before = 0
-        self._step_stats: dict[str, Any] = {}
+        self._synced = -1
+        """Highest step whose weights the replicas were brought to."""
         self.version: int | None = None
         """Step number of the weights that every replica serves; None before the first sync."""
 
@@ -89,11 +91,11 @@ class Driver:
 
     def restore(self) -> None:
         """Take up the stored rollouts and batches of a stopped run."""
-        import pyarrow.parquet
+        from forge_ray.trajectories import schema
 
         trained: set[int] = set()
         for file in self.run.batches.glob("step-*.parquet"):
-            trained.update(pyarrow.parquet.read_table(file, columns=["group"]).column("group").to_pylist())
+            trained.update(schema.read_stats(file)["taken"])
         self._scheduler.restore((r for r in library.records(self.run) if r.purpose == "train"), trained)
 
     # ---- learning ----
@@ -108,7 +110,7 @@ class Driver:
             every = self.config.eval.every
             if every and self.version and self.version % every == 0 and self.version not in self._evaluated:
                 self._evaluated.add(self.version)
-                await self.evaluate(f"step{self.version}")
+                await self.evaluate(f"step-{self.version}")
             self._admit()
             await self._offer_batch()
             await self._wait()
@@ -122,6 +124,7 @@ class Driver:
         done = [r for r in library.records(self.run) if r.purpose == "eval" and r.key.startswith(f"eval-{label}-")]
         async for record in evaluate(self.config, self._dispatch, self._heldout, label, done=done):
             records.append(record)
+            self._recordings.done([record])
             self._check()
             self._watch(record)
             self._progress.evaluation(label, records, total)
@@ -133,6 +136,13 @@ class Driver:
 
         train, scheduler = self.config.train, self._scheduler
         assert self.version is not None
+        first = self.version
+        while library.batch_path(self.run, first).exists():
+            first += 1
+        if first - self.version > train.max_staleness:
+            # Steps that a checkpoint does not hold are trained again: what began now would be too old for the first new batch, and would
+            # spoil the finished rollouts of its group with it.
+            return
         limit = self.config.rollouts.max_in_flight
         while True:
             for request in scheduler.launchable(limit - self._in_flight):
@@ -170,7 +180,9 @@ class Driver:
     def _watch(self, record: RolloutRecord) -> None:
         """Stop a run in which nothing works: every treatment of a failure would go on for ever."""
         self._fruitless = 0 if record.outcome in RATED else self._fruitless + 1
-        if self._fruitless >= max(24, 3 * self.config.train.group_size):
+        # A lost replica may take everything in flight with it once, and that is no reason to stop.
+        at_once = max(self.config.rollouts.max_in_flight, self.config.eval.max_in_flight or 0)
+        if self._fruitless >= max(24, 3 * self.config.train.group_size, 2 * at_once + 1):
             raise RunFailed(
                 f"the last {self._fruitless} rollouts all failed; the last one: {record.outcome}: {record.detail}; "
                 f"see {self.run.rollouts / record.id}"
@@ -194,7 +206,6 @@ class Driver:
 
         table, stats = await asyncio.to_thread(schema.read_batch, path)
         refs = [ray.put(part) for part in batch.split(table, self.config.train.workers)]
-        self._step_stats = stats
         await self._exchange.put_step.remote(version, refs, stats)
         self._offered = version
 
@@ -212,8 +223,9 @@ class Driver:
             size=train.groups_per_step,
         )
         self._scheduler.drop_stale(taken.stale)
-        for group in taken.stale:
-            del self._built[group.index]
+        self._release(taken.stale)
+        if taken.stale:
+            self._wake.set()  # their places are free: with nothing in flight nobody else would say so
         if not taken.batch:
             return False
         built = await asyncio.to_thread(batch.build_step, [self._built[g.index] for g in taken.batch], train, version=version)
@@ -225,24 +237,33 @@ class Driver:
             "stale_groups": self._scheduler.stale_groups,
             "empty_groups": self._scheduler.empty_groups,
             "outcomes": dict(self._outcomes),
+            "taken": [group.index for group in taken.batch],  # a group without a token to train has no row in the table
         }
         await asyncio.to_thread(schema.write_batch, library.batch_path(self.run, version), built.table, stats)
         self._scheduler.take(taken.batch)
-        for group in taken.batch:
-            del self._built[group.index]
+        self._release(taken.batch)
         self._outcomes = {}
         return True
+
+    def _release(self, groups: list[Group]) -> None:
+        """Let go of the recordings of groups that are used or dropped."""
+        for group in groups:
+            del self._built[group.index]
+            self._recordings.done([*group.accepted.values(), *group.dropped.values()])
 
     # ---- the trainer's side ----
 
     async def _follow_trainer(self) -> None:
-        """Handle the trainer's events in order, for as long as it lives."""
-        number = 0
-        while not self._trainer.done():
-            events = await self._exchange.events.remote(number, 1.0)
+        """Handle the trainer's events in order: all that it posts while it lives, and what is left when it has ended."""
+        number, ended = 0, False
+        while True:
+            events = await self._exchange.events.remote(number, 0.1 if ended else 1.0)
             for event in events:
                 number += 1
                 await self._handle(event)
+            if ended and not events:
+                break
+            ended = self._trainer.done()
         self._trainer.check()
 
     async def _handle(self, event: dict[str, Any]) -> None:
@@ -252,6 +273,8 @@ class Driver:
             await self._exchange.forget_before.remote(event["step"])
         elif event["kind"] == "weights":
             await self._new_weights(event)
+        elif event["kind"] == "failed":
+            raise RunFailed(event["error"])
         else:
             raise RunFailed(f"unknown trainer event {event['kind']!r}")
 
@@ -259,7 +282,10 @@ class Driver:
         from forge_ray.train_loop.weight_sync import sync
 
         started = time.time()
-        await sync(self._client, event["path"], event["version"])
+        if event["step"] >= self._synced:
+            await sync(self._client, event["path"], event["version"])
+            self._synced = event["step"]
+        # Else a restarted worker group catches up with what is served: the replicas are not dragged back.
         sync_s = time.time() - started
         trained = event.get("metrics")
         if self.version is not None and trained is None:
@@ -268,18 +294,41 @@ class Driver:
         self.version, self._offered = event["step"], None
         if trained is not None:
             await self._report_step(event, trained, sync_s)
+        elif event["restored"] is not None:
+            self._report_restored(event["step"], event["restored"])
         self._wake.set()
 
     async def _report_step(self, event: dict[str, Any], trained: dict[str, Any], sync_s: float) -> None:
         now = time.time()
-        sampled = sum(status["sampled_tokens"] for status in await self._client.status())
         seconds = now - self._step_started
-        stats = self._step_stats
+        tokens_per_s = None
+        try:
+            sampled = sum(status["sampled_tokens"] for status in await self._client.status(timeout_s=10))
+            tokens_per_s = max(sampled - self._sampled_before, 0) / seconds
+            self._sampled_before = sampled
+        except ProxyUnavailable as error:
+            log.warning("no token count for step %s: %s", event["step"], error)
+        row = self._row(event["step"], event["version"], event["stats"], trained)
+        self._step_started = now
+        self._report(row.model_copy(update={"seconds": seconds, "rollout_tokens_per_s": tokens_per_s, "sync_s": sync_s}))
+
+    def _report_restored(self, step: int, checkpoint: dict[str, Any]) -> None:
+        """The step of the checkpoint that a stopped run goes on from, if its driver died before it had written it down."""
+        from forge_ray.trajectories import schema
+
+        if all(row.step != step for row in read_metrics(self.run.metrics)):
+            stats = schema.read_stats(library.batch_path(self.run, step - 1))
+            self._report(self._row(step, f"{checkpoint['incarnation']}.{step}", stats, checkpoint["metrics"]))
+
+    def _report(self, row: StepMetrics) -> None:
+        self._metrics.append(row)
+        self._progress.step(row)
+
+    def _row(self, step: int, version: str, stats: dict[str, Any], trained: dict[str, Any]) -> StepMetrics:
         tokens = int(stats["tokens_trained"])
-        row = StepMetrics(
-            step=event["step"],
-            version=event["version"],
-            seconds=seconds,
+        return StepMetrics(
+            step=step,
+            version=version,
             reward_mean=stats.get("reward_mean"),
             reward_ci=stats["reward_ci"],
             pass_rate=stats["pass_rate"],
@@ -288,17 +337,12 @@ class Driver:
             degenerate_groups=int(stats["groups_degenerate"]),
             staleness_mean=stats["staleness_mean"],
             staleness_max=int(stats["staleness_max"]),
-            rollout_tokens_per_s=max(sampled - self._sampled_before, 0) / seconds,
             tokens=tokens,
             train_tokens_per_s=tokens * self.config.train.optimizer.epochs / max(trained["train_s"], 1e-6),
             samples_per_rollout=stats.get("samples_per_rollout"),
-            sync_s=sync_s,
             **trained,
             **{name: stats[name] for name in ("stale_groups", "empty_groups", "rollouts_untrained")},
         )
-        self._sampled_before, self._step_started = sampled, now
-        self._metrics.append(row)
-        self._progress.step(row)
 
     # ---- tasks and failures ----
 

@@ -5,7 +5,8 @@ Everything here reads what other processes wrote durably, so a driver that start
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import threading
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -25,15 +26,29 @@ def records(run: RunDir) -> Iterator[RolloutRecord]:
 class Recordings:
     """Calls of finished rollouts, out of the run's call log."""
 
-    def __init__(self, run: RunDir) -> None:
+    def __init__(self, run: RunDir, *, train_grammar_calls: bool = False) -> None:
         from forge_ray.trajectories.call_log import CallLogReader
 
         self._reader = CallLogReader(run.calls)
+        self._lift = train_grammar_calls
+        self._lock = threading.Lock()
+        self._done: set[str] = set()
 
     def with_calls(self, found: list[RolloutRecord]) -> list[tuple[RolloutRecord, list[Call]]]:
-        """Each record with its calls by completion. Blocking file reads: call it in a thread."""
-        self._reader.refresh()
-        return [(record, self._reader.session(record.id)) for record in found]
+        """Each record with its calls by completion. Blocking file reads: call it in a thread (of any, one is let in at a time)."""
+        with self._lock:
+            done, self._done = self._done, set()
+            self._reader.refresh()
+            for session in done:
+                self._reader.forget(session)
+            taken = [(record, self._reader.session(record.id)) for record in found]
+        for call in (call for _, calls in taken for call in calls if self._lift):
+            call.masked_by_grammar = False
+        return taken
+
+    def done(self, found: Iterable[RolloutRecord]) -> None:
+        """These rollouts will not be asked for again: what was read of them is let go at the next read. Their calls stay on disk."""
+        self._done.update(record.id for record in found)
 
 
 def batch_path(run: RunDir, step: int) -> Path:

@@ -59,7 +59,8 @@ class Runtime:
         self._cluster: Cluster | None = None
         self._client: ProxyClient | None = None
         self._dispatch: Dispatch | None = None
-        self._serving = False
+        self._starting: asyncio.Future[ProxyClient] | None = None
+        """The thread that deploys the proxy; a cancelled wait does not end it."""
 
     async def __aenter__(self) -> Runtime:
         return self
@@ -93,9 +94,10 @@ class Runtime:
         """Start the proxy on `model`; returns when its replicas are healthy."""
         from forge_ray.serve_proxy.deployment import start
 
-        self._serving = True
-        self._client = await asyncio.to_thread(start, self.config, self.run, str(model), incarnation)
-        return self._client
+        self._starting = asyncio.ensure_future(asyncio.to_thread(start, self.config, self.run, str(model), incarnation))
+        client = await asyncio.shield(self._starting)
+        self._client = client
+        return client
 
     def pools(self, client: ProxyClient) -> Dispatch:
         """Start the rollout pools."""
@@ -111,18 +113,27 @@ class Runtime:
             loop.add_signal_handler(number, lambda: None)
         if self._dispatch is not None:
             await self._part("sandboxes", self._dispatch.shutdown(STOP_S))
-        if self._serving:
-            await self._part("Serve app", asyncio.to_thread(self._stop_serving))
+        if self._starting is not None:
+            await self._part("Serve app", self._stop_serving(self._starting))
         import ray
 
         await self._part("Ray", asyncio.to_thread(ray.shutdown))
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
 
-    def _stop_serving(self) -> None:
+    async def _stop_serving(self, starting: asyncio.Future[ProxyClient]) -> None:
         from forge_ray.serve_proxy import deployment
 
-        deployment.stop(f"forge-{self.config.name}")
+        assert self._cluster is not None
+        if self._cluster.owned and not starting.done():
+            return  # it ends with its cluster, long before it would be up
+        while True:
+            # A deployment under way may come up after it was removed: only what is removed once its thread has ended stays away.
+            done = starting.done()
+            await asyncio.to_thread(deployment.stop, f"forge-{self.config.name}")
+            if done:
+                return
+            await asyncio.wait({starting}, timeout=0.5)
 
     async def _part(self, what: str, work: object) -> None:
         try:

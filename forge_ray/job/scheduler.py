@@ -42,8 +42,13 @@ class Group:
     """A record said `drop_group`."""
 
     @property
+    def ended(self) -> int:
+        """Slots that have ended."""
+        return len(self.accepted) + len(self.dropped)
+
+    @property
     def complete(self) -> bool:
-        return len(self.accepted) + len(self.dropped) == self.size
+        return self.ended == self.size
 
     @property
     def records(self) -> list[RolloutRecord]:
@@ -86,7 +91,7 @@ class Scheduler:
         self._first_attempt: dict[str, int] = {}
         self._waiting: list[RolloutRequest] = []
         self.accepted = 0
-        """Trainable rollouts so far, trained ones included, dropped groups' not."""
+        """Ended slots so far, trained ones and dropped rollouts of a living group included (a step takes groups), dropped groups' not."""
         self.running = 0
         """Admitted and not ended: queued or in flight."""
         self.stale_groups = 0
@@ -105,7 +110,7 @@ class Scheduler:
             group = self._group(index)
             for record in sorted(by_group.get(index, []), key=lambda r: r.attempt):
                 self._take_in(group, record)
-            self.accepted += len(group.accepted)
+            self.accepted += group.ended
             if index in trained:
                 continue
             if group.complete:
@@ -144,9 +149,9 @@ class Scheduler:
         assert record.group is not None
         group = self._open[record.group]
         self.running -= 1
-        before = len(group.accepted)
+        before = group.ended
         retry = self._take_in(group, record)
-        self.accepted += len(group.accepted) - before
+        self.accepted += group.ended - before
         if retry is not None:
             self._admit(retry, first=True)
         if group.complete:
@@ -165,7 +170,7 @@ class Scheduler:
         """These groups are too old to be trained: they are counted and replaced by new ones."""
         for group in self._remove(groups):
             self.stale_groups += 1
-            self.accepted -= len(group.accepted)
+            self.accepted -= group.ended
 
     def _remove(self, groups: Iterable[Group]) -> list[Group]:
         gone = {group.index for group in groups}
@@ -206,4 +211,4 @@ class Scheduler:
             self._ready.append(group)
         else:
             self.empty_groups += 1
-            self.accepted -= len(group.accepted)
+            self.accepted -= group.ended

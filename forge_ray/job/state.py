@@ -1,12 +1,15 @@
 """Opening a run: its directory and its identity.
 
-Invariants: a run directory belongs to one config, and a new run never writes into an old one. Every start of a driver and of a
+Invariants: a run directory belongs to one config, a new run never writes into an old one, and one process at a time drives a run (a
+file lock, which ends with its holder: two drivers would train the same rollouts). Every start of a driver and of a
 train worker group takes a fresh incarnation number from `state.json` (`run_dir.next_incarnation`), so that a version label never
 names two sets of weights.
 """
 
 from __future__ import annotations
 
+import fcntl
+import logging
 import os
 import secrets
 from pathlib import Path
@@ -16,6 +19,11 @@ import yaml
 from forge_ray.config import Config, load
 from forge_ray.errors import UserError
 from forge_ray.run_dir import RunDir, write_atomic, write_json
+
+log = logging.getLogger(__name__)
+
+_held: list[int] = []
+"""Open lock files: they stay open, and so locked, until this process ends."""
 
 
 def create(config: Config) -> RunDir:
@@ -32,6 +40,7 @@ def create(config: Config) -> RunDir:
         run = RunDir(root).create()
     except OSError as error:
         raise UserError(f"cannot make {root} ({error.strerror})", where="runs", fix="give a directory you may write") from None
+    _hold(run)
     write_atomic(run.config, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
     write_json(run.state, {"incarnation": 0, "secret": secrets.token_hex(32)}, mode=0o600)
     return run
@@ -45,7 +54,24 @@ def reopen(where: str, runs: str | None = None) -> tuple[Config, RunDir]:
     run = RunDir(root.resolve())
     if not run.config.is_file() or not run.state.is_file():
         raise UserError(f"{where} is no run directory (no config.yaml and state.json in it)", where="--resume", fix="give <runs>/<name>")
+    _hold(run)
     return load(run.config), run.create()
+
+
+def _hold(run: RunDir) -> None:
+    """Make this process the one that drives `run`. Raises `UserError` if another one does."""
+    try:
+        handle = os.open(run.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    except OSError as error:
+        raise UserError(f"cannot be written ({error.strerror})", where=str(run.root), fix="continue your own runs only") from None
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        os.close(handle)
+        raise UserError("another process is at work on this run", where=str(run.root), fix="wait for it or stop it first") from None
+    except OSError as error:  # a file system without locks
+        log.warning("%s cannot be locked (%s): make sure that one process at a time works on it", run.root, error)
+    _held.append(handle)
 
 
 def refuse_job_copy(root: Path) -> None:

@@ -2,10 +2,10 @@
 
 Inside there are the host's system directories (read-only), the workspace at the task's working directory, HOME at `/home/agent`, a
 private `/tmp` and `/dev/shm` on disk, and what a command names as visible; nothing else of the host: not the run, not the task's
-tests or solution, not other rollouts. The command is the init of its own process table, so its end is the end of everything it
-started, and the kernel lets bubblewrap see that end only afterwards; the table dies with bubblewrap, and bubblewrap with the
-process that started it. Capabilities are dropped, also for root. The network is the host's, since the proxy listens on its
-loopback.
+tests or solution, not other rollouts (where they lie below a system directory they are covered up). The command is the init of its
+own process table, so its end is the end of everything it started, and the kernel lets bubblewrap see that end only afterwards; the
+table dies with bubblewrap, and bubblewrap with the process that started it. Capabilities are dropped, also for root. The network is
+the host's, since the proxy listens on its loopback.
 
 Bubblewrap follows the thread that starts it: start it from a thread that lives as long as the sandbox (an event loop's).
 """
@@ -89,9 +89,13 @@ def interpreter() -> tuple[str, ...]:
     return () if _is_system(prefix) or not os.access(prefix, os.R_OK | os.X_OK) else (prefix,)
 
 
-def arguments(binds: Mapping[str, str], *, shm: str, cwd: str, visible: Sequence[str]) -> list[str]:
-    """Options of one command: `binds` maps host directories to their places inside (writable), `shm` becomes /dev/shm."""
+def arguments(binds: Mapping[str, str], *, shm: str, cwd: str, visible: Sequence[str], hidden: Sequence[str] = ()) -> list[str]:
+    """Options of one command: `binds` maps host directories to their places inside (writable), `shm` becomes /dev/shm. `hidden` directories
+    are empty inside where they lie below a visible one (a run or a checkout below /opt or /usr)."""
     options = list(_system())
+    for path in dict.fromkeys(os.path.realpath(path) for path in hidden):
+        if _is_system(path) and os.path.isdir(path):
+            options += ["--tmpfs", path]
     for source, place in binds.items():
         options += ["--bind", source, place]
     options += ["--bind", shm, "/dev/shm"]

@@ -207,7 +207,9 @@ class ProcessSandbox:
             raise SandboxError(f"the log cannot be written: {error}") from error
         try:
             if self.isolation == "bubblewrap":
-                options = bubblewrap.arguments(binds, shm=str(shm), cwd=cwd, visible=visible)
+                # The task's tests and solution, and the run with its secret and the other rollouts (`<run>/rollouts/<id>` is where we log).
+                hidden = (str(self._task.directory), str(self.logs.parent.parent))
+                options = bubblewrap.arguments(binds, shm=str(shm), cwd=cwd, visible=visible, hidden=hidden)
                 script = self._limits.shell(count_processes=bubblewrap.counts_processes())
                 # The shell is the init of the process table: it waits for orphans too, and its end ends all.
                 shell = ("/bin/sh", "-c", f'{script} && echo ready && exec >&2 || exit 126; "$@"; exit $?', "sh")
@@ -299,8 +301,9 @@ class ProcessSandbox:
             result = await self._run([script], variables, binds, base / "shm", self.workspace, None, (), "verifier", timeout_s)
             if result.limit == "time":
                 raise VerifierTimeout(f"tests/test.sh was {result.detail}")
-            if result.limit == "processes":
-                raise VerifierKilled(f"tests/test.sh was {result.detail}")
+            if result.limit is not None or result.signal is not None:
+                # What it had written before may be the pessimistic half of its verdict.
+                raise VerifierKilled(f"tests/test.sh was ended before its time: {result.detail}")
             try:
                 return parse_rewards(logs / "verifier")
             except RewardMissing as error:

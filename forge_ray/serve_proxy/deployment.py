@@ -9,6 +9,7 @@ its log cannot be written. Control methods are broadcast by `client.ProxyClient`
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import logging
 import os
@@ -22,7 +23,7 @@ import ray
 from ray import serve
 
 from forge_ray import ray_env
-from forge_ray.config import Config
+from forge_ray.config import Config, Limits
 from forge_ray.errors import ForgeRayError, UserError
 from forge_ray.run_dir import RunDir
 from forge_ray.serve_proxy.client import DEPLOYMENT, ProxyClient
@@ -188,6 +189,13 @@ def start(config: Config, run: RunDir, model_dir: str, incarnation: int) -> Prox
             f"{model_dir} is no model directory (no config.json in it)", where="policy.model", fix="give a Hugging Face model directory"
         )
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # this process's terminal belongs to the run
+    if proxy.replicas > 1 and not ray_env.haproxy() and proxy.limits != Limits():
+        # Limits are counted where a session's calls are, and only HAProxy mode keeps a session on one replica.
+        raise UserError(
+            "proxy.limits with several replicas need Serve's HAProxy mode",
+            where="proxy.replicas",
+            fix="start Ray with the variables of cluster/ray.env",
+        )
     _start_serve(proxy.host, proxy.port)
     options: dict[str, Any] = {
         "num_cpus": proxy.replica_cpus,
@@ -223,7 +231,10 @@ def start(config: Config, run: RunDir, model_dir: str, incarnation: int) -> Prox
 
 def stop(app_name: str) -> None:
     """Remove the app and its replicas. An app that is not there is no error."""
-    serve.delete(app_name)
+    from ray.serve.exceptions import RayServeException
+
+    with contextlib.suppress(RayServeException):  # Serve does not run
+        serve.delete(app_name)
 
 
 def _start_serve(host: str, port: int) -> None:

@@ -183,6 +183,7 @@ class Recorder:
             raise
         except BaseException:
             self._forget(call, "failed", time.time())
+            self.index.drop(context.session, call.id)
             call.done.set()
             raise
         return call
@@ -200,7 +201,8 @@ class Recorder:
             await self._shielded(self._end(call, "cancelled"))
             raise
         except self.refusals as error:
-            await self._shielded(self._end(call, "failed", error=f"request refused: {_line(error)}"))
+            # The request's own fault, answered with a 400: no failure of the engine.
+            await self._shielded(self._end(call, "cancelled", error=f"request refused: {_line(error)}"))
             raise
         except BaseException as error:
             call.context.failed = _line(error)
@@ -278,6 +280,10 @@ class Recorder:
         }
         try:
             await self.log.append(event)
+        except BaseException:
+            # Not in the log: no later prompt may name it as its parent.
+            self.index.drop(call.context.session, call.id)
+            raise
         finally:
             call.done.set()
 

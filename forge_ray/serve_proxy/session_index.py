@@ -230,6 +230,12 @@ class SessionIndex:
             state.sequences[call] = _Sequence(call, conversation, tokens, len(tokens), False)
         return Place(best.call if best else None, shared, conversation)
 
+    def drop(self, session: str, call: str) -> None:
+        """The call's events are not in the log: it is nobody's parent."""
+        state = self.state(session)
+        state.sequences.pop(call, None)
+        state.roots.pop(call, None)
+
     def sampled(self, session: str, count: int) -> None:
         """`count` more tokens were sampled."""
         self._own(session).sampled_tokens += count

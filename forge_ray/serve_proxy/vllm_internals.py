@@ -95,7 +95,8 @@ def used_parameters(params: SamplingParams, force: dict[str, Any] | None) -> Sam
         used.logprobs = max(used.logprobs or 0, 0)
         return used
     kept = {name: getattr(params, name) for name in KEPT}
-    return SamplingParams(n=1, logprobs=max(params.logprobs or 0, 0), **kept, **force)
+    # An engine's watermark biases the sampling unless a request says no.
+    return SamplingParams(n=1, logprobs=max(params.logprobs or 0, 0), watermarking=False, **kept, **force)
 
 
 def recorded_parameters(params: SamplingParams) -> dict[str, Any]:

@@ -19,6 +19,9 @@ from typing import Any
 from forge_ray.errors import ForgeRayError
 from forge_ray.run_dir import RunDir
 
+PREFIX = "forge-ray-"
+"""Of the files in shared memory; the process id of the replica that wrote it follows."""
+
 Tensors = dict[str, tuple[str, tuple[int, ...]]]
 """Name -> (dtype as safetensors spells it, shape)."""
 
@@ -75,6 +78,14 @@ def check(path: str | Path, expected: Tensors | None, *, tied: bool) -> None:
             raise WeightMismatch(f"{name} has shape {list(given[name][1])}, the served model {list(expected[name][1])}")
 
 
+def _remove_orphans(directory: Path) -> None:
+    """Remove the files of replicas that were killed during an update: they hold memory until somebody does."""
+    for file in directory.glob(f"{PREFIX}*.safetensors"):
+        owner = file.name.removeprefix(PREFIX).partition("-")[0]
+        if owner.isdigit() and not os.path.exists(f"/proc/{owner}"):
+            file.unlink(missing_ok=True)
+
+
 @contextmanager
 def as_file(payload: Any) -> Iterator[str]:
     """The path of a file with `payload`: the bytes of a safetensors file (bytes, memoryview, uint8 array), or already a path."""
@@ -82,7 +93,9 @@ def as_file(payload: Any) -> Iterator[str]:
         yield os.fspath(payload)
         return
     shared = "/dev/shm" if os.path.isdir("/dev/shm") else None
-    handle, path = tempfile.mkstemp(prefix="forge-ray-", suffix=".safetensors", dir=shared)
+    if shared:
+        _remove_orphans(Path(shared))
+    handle, path = tempfile.mkstemp(prefix=f"{PREFIX}{os.getpid()}-", suffix=".safetensors", dir=shared)
     try:
         with os.fdopen(handle, "wb", buffering=0) as file:
             view = memoryview(payload).cast("B")

@@ -33,7 +33,7 @@ def grpo_step(
     device: torch.device,
     ranks: Ranks,
     autocast: bool = False,
-) -> dict[str, float]:
+) -> dict[str, float | None]:
     """Train the batch of step `step` (from 0: the version of the weights that `model` holds); returns the step's metrics.
 
     Metrics are means over the step's updates, but for those of `agreement.check`, which comes before the first. Raises
@@ -74,6 +74,7 @@ def grpo_step(
         "lr": rate,
         "updates": updates,
         **agreed,
+        **({} if train.loss.kl > 0 else {"kl": None}),
     }
 
 

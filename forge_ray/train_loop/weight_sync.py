@@ -8,6 +8,7 @@ before the call returns.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
 from pathlib import Path
@@ -54,5 +55,5 @@ async def sync(client: ProxyClient, path: str, version: str) -> dict:
     import numpy
     import ray
 
-    ref = ray.put(numpy.fromfile(path, dtype=numpy.uint8))
+    ref = ray.put(await asyncio.to_thread(numpy.fromfile, path, dtype=numpy.uint8))
     return await client.update_weights(ref, version)

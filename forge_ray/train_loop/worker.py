@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_ray.config import Config
+from forge_ray.errors import ForgeRayError
 from forge_ray.run_dir import RunDir
 
 PROGRESS_EVERY_S = 1.0
@@ -21,6 +22,16 @@ PROGRESS_EVERY_S = 1.0
 
 def train_worker(settings: dict[str, Any]) -> None:
     """Ray Train's entry: `settings` holds config, run, model, demonstrations (paths) and the exchange's handle."""
+    try:
+        _train(settings)
+    except ForgeRayError as error:
+        # Ray Train restarts a worker group for whatever it raises; what we raise on purpose would only come again.
+        import ray
+
+        ray.get(settings["exchange"].post.remote({"kind": "failed", "error": str(error)}))
+
+
+def _train(settings: dict[str, Any]) -> None:
     import ray
     import ray.train
     import torch
@@ -56,11 +67,11 @@ def train_worker(settings: dict[str, Any]) -> None:
     model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
     model.to(device).train()
 
-    def save(step: int, optimizer: Any) -> None:
+    def save(step: int, optimizer: Any, metrics: dict[str, Any] | None) -> None:
         if rank == 0:
-            path = checkpoint.save(
-                run, step, model, optimizer, tokenizer_from=initial, extra={"incarnation": incarnation, "seed": config.seed}
-            )
+            # With the step's metrics: a driver that dies before it has written them down would leave a hole in the resumed run's.
+            extra = {"incarnation": incarnation, "seed": config.seed, "metrics": metrics}
+            path = checkpoint.save(run, step, model, optimizer, tokenizer_from=initial, extra=extra)
             checkpoint.prune(run, train.keep_checkpoints, protect=0 if train.loss.kl > 0 else None)
             post({"kind": "checkpoint", "step": step, "path": str(path)})
         _announce(step)
@@ -69,7 +80,7 @@ def train_worker(settings: dict[str, Any]) -> None:
         start = 0
         if train.sft is not None:
             _supervised(model, config, settings["demonstrations"], rank, ranks, device, autocast, post)
-        save(0, None)
+        save(0, None, None)
 
     reference: Any = None
     if train.loss.kl > 0:
@@ -79,17 +90,28 @@ def train_worker(settings: dict[str, Any]) -> None:
     optimizer = torch.optim.AdamW(
         model.parameters(), lr=train.optimizer.lr, betas=train.optimizer.betas, weight_decay=train.optimizer.weight_decay
     )
-    if start > 0:
-        checkpoint.restore(run, start, optimizer)
+    restored = checkpoint.restore(run, start, optimizer) if start > 0 else None
 
-    def publish(step: int, metrics: dict[str, Any] | None) -> None:
+    def publish(
+        step: int, metrics: dict[str, Any] | None, restored: dict[str, Any] | None = None, stats: dict[str, Any] | None = None
+    ) -> None:
         if rank == 0:
             version = f"{incarnation}.{step}"
             path = weight_sync.publish(run, model, version)
-            post({"kind": "weights", "step": step, "version": version, "path": str(path), "metrics": metrics})
+            post(
+                {
+                    "kind": "weights",
+                    "step": step,
+                    "version": version,
+                    "path": str(path),
+                    "metrics": metrics,
+                    "restored": restored,
+                    "stats": stats,
+                }
+            )
 
     history = WeightHistory(train.max_staleness)
-    publish(start, None)
+    publish(start, None, restored)
     for step in range(start, train.steps):
         asked = time.time()
         got: Any = ray.get(exchange.get_step.remote(step, rank))
@@ -102,9 +124,9 @@ def train_worker(settings: dict[str, Any]) -> None:
         )
         seconds = time.time() - began
         metrics |= {"wait_s": began - asked, "train_s": seconds}
-        publish(step + 1, metrics)
+        publish(step + 1, metrics, stats=got["stats"])
         if (step + 1) % train.checkpoint_every == 0 or step + 1 == train.steps:
-            save(step + 1, optimizer)
+            save(step + 1, optimizer, metrics)
 
 
 def _rows(ref: list[Any]) -> list[Any]:

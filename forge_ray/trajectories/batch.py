@@ -234,6 +234,8 @@ def _check(groups: Sequence[Group]) -> None:
                 raise BatchError(f"rollout {record.id} stands twice in one step batch")
             if any(call.session != record.id for call in calls):
                 raise BatchError(f"rollout {record.id} was given calls of another session")
+            if len({call.id for call in calls}) != len(calls):
+                raise BatchError(f"rollout {record.id} was given a call twice")
             seen.add(record.id)
 
 

@@ -100,6 +100,11 @@ def read_batch(path: Path) -> tuple[pa.Table, dict[str, Any]]:
     return conform(table), stats
 
 
+def read_stats(path: Path) -> dict[str, Any]:
+    """The stats of one file, without its samples."""
+    return json.loads((pq.read_schema(path).metadata or {}).get(STATS, b"{}"))
+
+
 def conform(table: pa.Table) -> pa.Table:
     """The same rows with exactly `SCHEMA` (columns in order, nullability and metadata that other tools may have dropped put back)."""
     missing = [name for name in SCHEMA.names if name not in table.column_names]

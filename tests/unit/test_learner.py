@@ -68,7 +68,7 @@ def optimizer_of(model: torch.nn.Module, settings: Config) -> torch.optim.AdamW:
     return torch.optim.AdamW(model.parameters(), lr=own.lr, betas=own.betas, weight_decay=own.weight_decay)
 
 
-def step_of(model: Any, optimizer: Any, rows: list[Row], settings: Config, step: int, **more: Any) -> dict[str, float]:
+def step_of(model: Any, optimizer: Any, rows: list[Row], settings: Config, step: int, **more: Any) -> dict[str, Any]:
     return grpo_step(
         model, optimizer, rows, settings, step, **{"reference": None, "history": WeightHistory(1), "device": CPU, "ranks": Ranks(), **more}
     )
@@ -193,7 +193,7 @@ def test_a_resumed_run_makes_the_same_steps_as_a_straight_one(tmp_path: Path) ->
         for row in rows:
             row.steps = np.full(5, step - 1)
 
-    def go(model: Any, optimizer: Any, steps: range) -> list[dict[str, float]]:
+    def go(model: Any, optimizer: Any, steps: range) -> list[dict[str, Any]]:
         return [step_of(model, optimizer, batches[step], settings, step) for step in steps]
 
     model = small_model()

@@ -47,7 +47,6 @@ def test_the_task_example(tmp_path: Path) -> None:
         path = tmp_path / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
-    (tmp_path / "my-tasks/greet/environment/files").mkdir()
     task = load_task(tmp_path / "my-tasks" / "greet")
     assert task.instruction.strip() == "Write hello to out.txt" and task.notes == ()
     assert task.unsupported("process", "none") == []

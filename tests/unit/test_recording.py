@@ -17,7 +17,7 @@ from forge_ray.serve_proxy.identity import CallContext
 from forge_ray.serve_proxy.recording import LiveCall, PromptTooLong, Recorder, UnrecordableOutput, forced
 from forge_ray.serve_proxy.session_index import SessionIndex
 from forge_ray.trajectories.call import Call
-from forge_ray.trajectories.call_log import CallLogReader, CallLogWriter
+from forge_ray.trajectories.call_log import CallLogError, CallLogReader, CallLogWriter
 
 
 @dataclass
@@ -141,16 +141,16 @@ async def test_a_cancelled_task_leaves_a_cancelled_call(bench: Bench) -> None:
 
 
 async def test_failures_and_refusals(bench: Bench) -> None:
-    for error, prefix, ours in (
-        (LookupError("bad schema"), "request refused", False),
-        (RuntimeError("engine\ndead"), "RuntimeError: engine dead", True),
+    for error, status, prefix, ours in (
+        (LookupError("bad schema"), "cancelled", "request refused", False),
+        (RuntimeError("engine\ndead"), "failed", "RuntimeError: engine dead", True),
     ):
         bench.context.failed = None
         call = await bench.open([1])
         with pytest.raises(type(error)):
             async for _ in bench.recorder.follow(call, stream(step([5]), error), delta=True):
                 pass
-        assert bench.call().status == "failed" and (bench.call().error or "").startswith(prefix)
+        assert bench.call().status == status and (bench.call().error or "").startswith(prefix)
         assert (bench.context.failed is not None) is ours
 
 
@@ -198,3 +198,29 @@ def test_what_is_forced() -> None:
     assert forced("train", sampling, EvalSampling(mode="harness")) == {"temperature": 0.8, "top_p": 1.0, "top_k": 0}
     assert forced("eval", sampling, EvalSampling(temperature=0.0)) == {"temperature": 0.0, "top_p": 1.0, "top_k": 0}
     assert forced("eval", sampling, EvalSampling(mode="harness")) is None
+
+
+async def test_a_call_whose_events_could_not_be_written_is_nobodys_parent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    whole = bench.log.append
+
+    async def full_disk(event: dict[str, Any]) -> None:
+        raise CallLogError("no space left on device")
+
+    monkeypatch.setattr(bench.log, "append", full_disk)
+    with pytest.raises(CallLogError):
+        await bench.open([1, 2, 3])
+    monkeypatch.setattr(bench.log, "append", whole)
+    call = await bench.open([1, 2, 3])
+    monkeypatch.setattr(bench.log, "append", full_disk)
+    with pytest.raises(CallLogError):
+        async for _ in bench.recorder.follow(call, stream(step([5], "stop", [Span("1.4", 0, 1)])), delta=True):
+            pass
+    monkeypatch.setattr(bench.log, "append", whole)
+    again = await bench.open([1, 2, 3, 5, 6])
+    async for _ in bench.recorder.follow(again, stream(step([7], "stop", [Span("1.4", 0, 1)])), delta=True):
+        pass
+    reader = CallLogReader(bench.log.path.parent)
+    reader.refresh()
+    calls = {call.id: call for call in reader.session("s")}
+    assert calls[again.id].prompt_ids == [1, 2, 3, 5, 6] and calls[again.id].parent is None
+    assert set(calls) == {call.id, again.id} and calls[call.id].status == "open" and not calls[call.id].trainable

@@ -1,0 +1,189 @@
+"""The driver's own decisions, with the parts around it made small: no Ray, no proxy."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+import threading
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from forge_ray.config import Config
+from forge_ray.job.driver import Driver
+from forge_ray.job.library import Recordings
+from forge_ray.job.runtime import RunFailed
+from forge_ray.job.scheduler import TaskRef
+from forge_ray.run_dir import RunDir
+from forge_ray.train_loop.trainer import TrainingFailed
+from forge_ray.trajectories.batch import BatchError, build_step
+from forge_ray.trajectories.call_log import CallLogWriter
+from tests.unit.making import make_call, make_record
+
+
+class Remote:
+    """A method as an actor handle has it."""
+
+    def __init__(self, function: Any) -> None:
+        self.remote = function
+
+
+class FakeExchange:
+    """Events that were posted, and nothing else."""
+
+    def __init__(self, events: list[dict[str, Any]]) -> None:
+        self.posted = events
+        self.events = Remote(self._events)
+        self.forget_before = Remote(self._nothing)
+
+    async def _events(self, start: int, timeout: float) -> list[dict[str, Any]]:
+        await asyncio.sleep(0)
+        return self.posted[start:]
+
+    async def _nothing(self, *_: Any) -> None:
+        return None
+
+
+class EndedTrainer:
+    """Its workers have returned before anybody asked."""
+
+    def __init__(self, error: str | None = None) -> None:
+        self.error = error
+
+    def done(self) -> bool:
+        return True
+
+    def check(self) -> None:
+        if self.error:
+            raise TrainingFailed(self.error)
+
+
+def config(**sections: Any) -> Config:
+    tree = {"name": "x", "policy": {"model": "m"}, "harnesses": [{"name": "react"}], "tasks": {"train": "t", "heldout": "h"}}
+    return Config.model_validate({**tree, **sections})
+
+
+def driver(tmp_path: Path, events: list[dict[str, Any]], trainer: Any, **sections: Any) -> Driver:
+    run = RunDir(tmp_path / "run").create()
+    quiet = SimpleNamespace(phase=lambda *_: None, step=lambda *_: None, rollouts=lambda *_: None)
+    parts: Any = {"client": None, "dispatch": None, "metrics": quiet, "progress": quiet}
+    return Driver(config(**sections), run, [TaskRef("t", "/t")], [], exchange=FakeExchange(events), trainer=trainer, **parts)
+
+
+async def test_a_trainer_that_has_returned_already_still_gives_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = []
+
+    async def sync(_: Any, path: str, version: str) -> None:
+        synced.append((path, version))
+
+    monkeypatch.setattr("forge_ray.train_loop.weight_sync.sync", sync)
+    weights = {"kind": "weights", "step": 4, "version": "2.4", "path": "w", "metrics": None, "restored": None, "stats": None}
+    subject = driver(tmp_path, [{"kind": "progress", "phase": "sft", "detail": "x"}, weights], EndedTrainer())
+    await asyncio.wait_for(subject.first_weights(), 10)
+    assert subject.version == 4 and synced == [("w", "2.4")]
+
+
+async def test_what_the_workers_raise_on_purpose_ends_the_run_with_their_words(tmp_path: Path) -> None:
+    subject = driver(tmp_path, [{"kind": "failed", "error": "step 3: mean |rollout - trainer logprob| is 0.2"}], EndedTrainer())
+    with pytest.raises(RunFailed, match="step 3"):
+        await asyncio.wait_for(subject.first_weights(), 10)
+
+
+async def test_workers_that_gave_up_end_the_run(tmp_path: Path) -> None:
+    with pytest.raises(TrainingFailed, match="lost"):
+        await asyncio.wait_for(driver(tmp_path, [], EndedTrainer("lost")).first_weights(), 10)
+
+
+async def test_replicas_are_not_dragged_back_by_a_worker_group_that_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    synced = []
+
+    async def sync(_: Any, path: str, version: str) -> None:
+        synced.append(version)
+
+    monkeypatch.setattr("forge_ray.train_loop.weight_sync.sync", sync)
+    blank = {"kind": "weights", "path": "w", "metrics": None, "restored": None, "stats": None}
+    labels = ["1.0", "1.1", "1.2", "2.1", "2.2", "2.3"]
+    events = [{**blank, "step": int(label[2:]), "version": label} for label in labels]
+    subject = driver(tmp_path, events, EndedTrainer())
+    await subject.first_weights()
+    while subject.version != 3:
+        await asyncio.sleep(0.01)
+    assert synced == ["1.0", "1.1", "1.2", "2.2", "2.3"]
+
+
+def test_one_outage_with_everything_in_flight_is_no_reason_to_stop(tmp_path: Path) -> None:
+    subject = driver(tmp_path, [], EndedTrainer(), rollouts={"max_in_flight": 32})
+    for number in range(64):
+        subject._watch(make_record(f"g00000-{number}.0", None))
+    with pytest.raises(RunFailed, match="the last 65 rollouts all failed"):
+        subject._watch(make_record("g00000-64.0", None))
+
+
+def test_recordings_read_from_many_threads_hold_every_call_once(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "run").create()
+
+    async def write() -> None:
+        writer = CallLogWriter(run.calls / "r.jsonl")
+        draw = random.Random(0)
+        for session in range(8):
+            for number in range(40):
+                call = f"{session}-{number}"
+                opened = {
+                    "event": "open",
+                    "call": call,
+                    "session": f"s{session}",
+                    "purpose": "train",
+                    "replica": "r",
+                    "t": 1.0,
+                    "dialect": "chat",
+                    "path": "/v1",
+                    "streamed": False,
+                    "kind": "agent",
+                    "conversation": call,
+                    "request_sha256": call,
+                    "parent": None,
+                    "shared": 0,
+                    "new": [draw.randrange(9) for _ in range(50)],
+                    "sampling": {"temperature": 1.0},
+                    "masked_by_grammar": False,
+                    "max_tokens": 5,
+                    "version": "1.0",
+                }
+                ended = {
+                    "event": "finished",
+                    "call": call,
+                    "t": 2.0 + number,
+                    "ids": [1],
+                    "logprobs": [-1.0],
+                    "spans": [["1.0", 0, 1]],
+                    "finish_reason": "stop",
+                    "stop_reason": None,
+                    "version": "1.0",
+                    "error": None,
+                }
+                await writer.append(opened)
+                await writer.append(ended)
+        writer.close()
+
+    asyncio.run(write())
+    for _ in range(5):
+        recordings, found = Recordings(run), []
+        records = [make_record(f"s{session}", 1.0) for session in range(8)]
+        threads = [threading.Thread(target=lambda: found.append(recordings.with_calls(records))) for _ in range(8)]  # noqa: B023
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for taken in found:
+            assert [len({call.id for call in calls}) for _, calls in taken] == [len(calls) for _, calls in taken] == [40] * 8
+    recordings.done(records)
+    assert [len(calls) for _, calls in recordings.with_calls(records)] == [0] * 8
+
+
+def test_a_call_that_stands_twice_in_a_rollout_is_refused() -> None:
+    call = make_call([1, 2], [3])
+    train = config().train
+    with pytest.raises(BatchError, match="twice"):
+        build_step([[(make_record("g00000-0.0", 1.0), [call, call])]], train)

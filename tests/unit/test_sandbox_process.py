@@ -348,7 +348,7 @@ async def test_the_harness_can_neither_see_nor_prepare_the_verification(maker: M
     [
         ("exit 0", verifier.RewardMissing, ["reward.json", "exit code 0"]),
         ("no-such-tool || exit 9", verifier.RewardMissing, ["exit code 9"]),
-        ("kill -9 $$", verifier.RewardMissing, ["137"]),
+        ("kill -9 $$", verifier.VerifierKilled, ["137"]),
         ("echo '{' > $VERIFIER_DIR/reward.json; echo 1 > $VERIFIER_DIR/reward.txt", verifier.RewardMalformed, ["reward.json"]),
         ("ln -s /etc/hostname $VERIFIER_DIR/reward.txt", verifier.RewardMalformed, ["reward.txt"]),
         ("rm -rf $VERIFIER_DIR", verifier.VerifierError, []),

@@ -17,6 +17,7 @@ from typing import Any
 from forge_ray import ray_env
 from forge_ray.config import Config
 from forge_ray.errors import UserError
+from forge_ray.job import guard
 
 
 @dataclass(frozen=True)
@@ -69,9 +70,11 @@ def connect(config: Config, *, extra_environment: dict[str, str] | None = None) 
         # Ray's sockets lie below its temporary directory and must stay under 108 characters.
         temporary = Path("/tmp") if len(tempfile.gettempdir()) > 40 else Path(tempfile.gettempdir())
         os.environ.setdefault("RAY_TMPDIR", str(temporary))
-    ray = _ray_that_starts_no_cluster_by_itself()
+    import ray
+
     if address is None:
-        ray.init(
+        guard.mark()
+        context: Any = ray.init(
             address="local",
             num_cpus=config.ray.num_cpus or max(4, os.cpu_count() or 1),
             include_dashboard=config.ray.dashboard,
@@ -80,25 +83,10 @@ def connect(config: Config, *, extra_environment: dict[str, str] | None = None) 
             logging_level=logging.WARNING,
             runtime_env=runtime_env,
         )
+        guard.start(context.address_info["session_dir"])
         return Cluster(owned=True, address="local", haproxy=ray_env.haproxy())
     ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, runtime_env=runtime_env)
     return Cluster(owned=False, address=address, haproxy=_cluster_haproxy())
-
-
-def _ray_that_starts_no_cluster_by_itself() -> Any:
-    """The module `ray`. By default any call of it without a connection starts a new cluster: one of a thread of ours that is still at
-    work when the run goes down would do so, after everything was ended."""
-    name = "RAY_ENABLE_AUTO_CONNECT"  # read when Ray is imported
-    given = os.environ.get(name)
-    os.environ[name] = "0"
-    try:
-        import ray
-    finally:
-        if given is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = given
-    return ray
 
 
 def _cluster_haproxy() -> bool:

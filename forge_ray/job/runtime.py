@@ -18,6 +18,7 @@ from typing import TYPE_CHECKING
 
 from forge_ray.config import Config
 from forge_ray.errors import ForgeRayError
+from forge_ray.job import threads
 from forge_ray.job.cluster import Cluster, connect
 from forge_ray.job.dispatch import Dispatch
 from forge_ray.job.scheduler import TaskRef
@@ -94,7 +95,7 @@ class Runtime:
         """Start the proxy on `model`; returns when its replicas are healthy."""
         from forge_ray.serve_proxy.deployment import start
 
-        self._starting = asyncio.ensure_future(asyncio.to_thread(start, self.config, self.run, str(model), incarnation))
+        self._starting = threads.call(start, self.config, self.run, str(model), incarnation)
         client = await asyncio.shield(self._starting)
         self._client = client
         return client
@@ -115,9 +116,10 @@ class Runtime:
             await self._part("sandboxes", self._dispatch.shutdown(STOP_S))
         if self._starting is not None:
             await self._part("Serve app", self._stop_serving(self._starting))
-        import ray
+        if not threads.busy():
+            import ray
 
-        await self._part("Ray", asyncio.to_thread(ray.shutdown))
+            await self._part("Ray", asyncio.to_thread(ray.shutdown))
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
 
@@ -130,7 +132,7 @@ class Runtime:
         while True:
             # A deployment under way may come up after it was removed: only what is removed once its thread has ended stays away.
             done = starting.done()
-            await asyncio.to_thread(deployment.stop, f"forge-{self.config.name}")
+            await threads.call(deployment.stop, f"forge-{self.config.name}")
             if done:
                 return
             await asyncio.wait({starting}, timeout=0.5)

@@ -17,6 +17,9 @@ from forge_ray.errors import ForgeRayError
 from forge_ray.run_dir import RunDir
 from forge_ray.train_loop.exchange import Exchange
 
+THREAD = "forge-ray trainer"
+"""Name of the thread."""
+
 MAX_FAILURES = 3
 """Restarts of the worker group after its processes were lost."""
 
@@ -37,7 +40,7 @@ class TrainerThread:
 
     def __init__(self, config: Config, run: RunDir, model: Path, demonstrations: Path | None, exchange: Any) -> None:
         self._future: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._thread = threading.Thread(target=self._run, args=(config, run, model, demonstrations, exchange), name="trainer", daemon=True)
+        self._thread = threading.Thread(target=self._run, args=(config, run, model, demonstrations, exchange), name=THREAD, daemon=True)
         self._thread.start()
 
     def _run(self, config: Config, run: RunDir, model: Path, demonstrations: Path | None, exchange: Any) -> None:

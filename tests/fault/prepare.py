@@ -23,7 +23,7 @@ def main(directory: Path) -> None:
     from forge_ray.train_loop import forward, sft
     from forge_ray.train_loop.ranks import Ranks
 
-    torch.set_num_threads(2)
+    torch.set_num_threads(1)  # two share badly when the other core is busy
     torch.manual_seed(SEED)
     initial, demonstrations = directory / "initial", directory / "demonstrations"
     initial.mkdir(parents=True)
@@ -45,6 +45,7 @@ def main(directory: Path) -> None:
     )
     shutil.copytree(initial, directory / "policy", ignore=shutil.ignore_patterns("*.safetensors"))
     model.save_pretrained(directory / "policy")
+    shutil.move(demonstrations, directory / "policy" / "demonstrations")
     print(f"loss {loss:.3f}")
 
 

@@ -1,0 +1,207 @@
+"""Bad input through the real command line: one clear line on stderr, exit code 2, no traceback, and before anything heavy is loaded."""
+
+from __future__ import annotations
+
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import yaml
+
+from forge_ray.config import load
+from forge_ray.job import state
+from tests.task_maker import make_task
+
+COMMANDS = ("check", "train", "rollout", "eval")
+HEAVY = ("ray", "torch", "vllm", "transformers", "pyarrow", "numpy", "matplotlib")
+
+
+def forge_ray(*words: str, cwd: Path, **environment: str | None) -> subprocess.CompletedProcess[str]:
+    """Run the command; variables that are None are unset."""
+    variables = {name: value for name, value in os.environ.items() if name != "RAY_ADDRESS"} | {"RAY_TMPDIR": str(cwd)}
+    variables |= {name: value for name, value in environment.items() if value is not None}
+    variables = {name: value for name, value in variables.items() if environment.get(name, "") is not None}
+    command = [sys.executable, "-m", "forge_ray.cli.main", *words]
+    return subprocess.run(command, cwd=cwd, env=variables, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+
+
+def refused(done: subprocess.CompletedProcess[str], *expected: str) -> None:
+    assert done.returncode == 2, f"{done.returncode}\n{done.stdout}\n{done.stderr}"
+    (line,) = done.stderr.splitlines()
+    assert line.startswith("forge-ray: ") and "Traceback" not in line
+    for text in expected:
+        assert text in line, line
+
+
+@pytest.fixture
+def config(tmp_path: Path) -> Path:
+    """A run.yaml that nothing is wrong with."""
+    model = tmp_path / "model"
+    model.mkdir()
+    (model / "config.json").write_text("{}")
+    make_task(tmp_path / "tasks" / "one")
+    with socket.socket() as free:
+        free.bind(("127.0.0.1", 0))
+        port = free.getsockname()[1]
+    tree = {
+        "name": "bad",
+        "runs": "runs",
+        "policy": {"model": "model"},
+        "proxy": {"port": port},
+        "harnesses": [{"name": "react"}],
+        "tasks": {"train": "tasks"},
+        "train": {"steps": 1},
+        "eval": {"before": False, "after": False},
+        "ray": {"address": "local"},
+    }
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(tree))
+    return file
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    with socket.socket() as listener:
+        listener.bind(("127.0.0.1", 0))
+        listener.listen()
+        yield listener.getsockname()[1]
+
+
+def test_the_config_of_these_tests_is_good(config: Path, tmp_path: Path) -> None:
+    done = forge_ray("check", str(config), cwd=tmp_path)
+    assert done.returncode == 0 and done.stderr == "", done.stdout + done.stderr
+    assert f"run directory: {tmp_path / 'runs' / 'bad'}" in done.stdout
+
+
+@pytest.mark.parametrize("command", ["check", "train"])
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("train.setps=3", ("train.setps", "train.steps")),
+        ("train.steps=many", ("train.steps", "'many'")),
+        ("policy.model=nowhere", ("policy.model", "nowhere does not exist")),
+        ("policy.model=tasks", ("policy.model", "no config.json")),
+        ("policy.model=nowhere.py:make", ("policy.model", "nowhere.py does not exist")),
+        ("tasks.train=nowhere", ("tasks.train", "nowhere does not exist")),
+        ("tasks.train=model", ("tasks.train", "model")),
+        ("harnesses.0.name=no_such", ("no_such",)),
+        ("harnesses.0.options.ouput_chars=3", ("ouput_chars",)),
+    ],
+)
+def test_a_wrong_value(command: str, override: str, expected: tuple[str, ...], config: Path, tmp_path: Path) -> None:
+    done = forge_ray(command, str(config), override, cwd=tmp_path)
+    refused(done, *expected)
+    assert not (tmp_path / "runs").exists()
+
+
+def test_no_config_file(tmp_path: Path) -> None:
+    for command in ("check", "train", "eval"):
+        refused(forge_ray(command, "nowhere.yaml", cwd=tmp_path), "nowhere.yaml: no such file")
+    refused(forge_ray("rollout", "nowhere.yaml", "--task", "t", cwd=tmp_path), "nowhere.yaml: no such file")
+    refused(forge_ray("train", cwd=tmp_path), "no config given")
+    (tmp_path / "bad.yaml").write_text("name: x\n  policy: y\n")
+    refused(forge_ray("train", "bad.yaml", cwd=tmp_path), "bad.yaml:2", "not valid YAML")
+
+
+def test_an_unreadable_task_is_named(config: Path, tmp_path: Path) -> None:
+    make_task(tmp_path / "tasks" / "broken", toml="[agent\n")
+    refused(forge_ray("train", str(config), cwd=tmp_path), "broken", "task.toml")
+
+
+def test_missing_harness_programs(config: Path, tmp_path: Path) -> None:
+    empty = tmp_path / "empty"
+    empty.mkdir()
+    for harness in ("codex", "claude_code"):
+        done = forge_ray("train", str(config), f"harnesses.0.name={harness}", cwd=tmp_path, FORGE_RAY_CACHE=str(empty), PATH=str(empty))
+        refused(done, harness, "is not installed", "forge_ray.harnesses.install")
+
+
+def test_installing_a_harness_without_npm(tmp_path: Path) -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "forge_ray.harnesses.install", "codex"],
+        env={**os.environ, "FORGE_RAY_CACHE": str(tmp_path), "PATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    (line,) = done.stderr.splitlines()
+    assert "npm is not on PATH" in line and "apt-get install npm" in line
+
+
+def test_a_port_in_use(config: Path, taken: int, tmp_path: Path) -> None:
+    refused(forge_ray("train", str(config), f"proxy.port={taken}", cwd=tmp_path), "proxy.port", str(taken))
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize("command", ["check", "train", "rollout", "eval"])
+def test_an_address_that_only_job_submission_understands(command: str, config: Path, tmp_path: Path) -> None:
+    words = [command, str(config), "ray.address=null", *(["--task", "one"] if command == "rollout" else [])]
+    refused(forge_ray(*words, cwd=tmp_path, RAY_ADDRESS="http://127.0.0.1:8265"), "RAY_ADDRESS", "unset", "host:6379")
+    assert not (tmp_path / "runs").exists()
+
+
+@pytest.mark.parametrize(
+    ("address", "expected"),
+    [
+        ("127.0.0.1:1", "no cluster answers"),
+        ("ray://127.0.0.1:10001", "Ray Client"),
+        ("nonsense", "no host:port"),
+        ("auto", "no Ray cluster"),
+    ],
+)
+def test_an_address_where_no_cluster_is(address: str, expected: str, config: Path, tmp_path: Path) -> None:
+    if address == "auto" and Path("/tmp/ray/ray_current_cluster").is_file():
+        pytest.skip("a Ray cluster of this machine may be running")
+    refused(forge_ray("train", str(config), "ray.address=null", cwd=tmp_path, RAY_ADDRESS=address), "RAY_ADDRESS", expected)
+
+
+def test_a_run_directory_that_exists(config: Path, tmp_path: Path) -> None:
+    run = tmp_path / "runs" / "bad"
+    run.mkdir(parents=True)
+    (run / "metrics.jsonl").write_text("")
+    refused(forge_ray("train", str(config), cwd=tmp_path), str(run), "exists", "--resume")
+    assert [entry.name for entry in run.iterdir()] == ["metrics.jsonl"]
+
+
+def test_resuming_what_is_no_run(config: Path, tmp_path: Path) -> None:
+    refused(forge_ray("train", "--resume", "nowhere", cwd=tmp_path), "--resume", "nowhere")
+    refused(forge_ray("train", "--resume", str(tmp_path), cwd=tmp_path), "--resume", "no run directory")
+    refused(forge_ray("train", str(config), "--resume", str(tmp_path), cwd=tmp_path), "--resume", "leave out")
+
+
+def test_a_run_that_is_being_driven(config: Path, tmp_path: Path) -> None:
+    run = state.create(load(config))  # and held by this process from now on
+    refused(forge_ray("train", "--resume", str(run.root), cwd=tmp_path), str(run.root), "another process")
+
+
+def test_a_run_directory_nobody_can_make(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    refused(forge_ray("train", str(config), f"runs={tmp_path}/file/runs", cwd=tmp_path), "runs", "file")
+
+
+def test_a_checkpoint_that_is_none(config: Path, tmp_path: Path) -> None:
+    refused(forge_ray("eval", str(config), "--checkpoint", "nowhere", cwd=tmp_path), "nowhere", "no model directory")
+    refused(forge_ray("eval", str(config), "--checkpoint", "latest", cwd=tmp_path), "--checkpoint latest", "no checkpoint")
+    refused(forge_ray("eval", str(config), "--k", "0", cwd=tmp_path), "--k")
+    refused(forge_ray("rollout", str(config), "--task", "one", "--harness", "h", cwd=tmp_path), "--harness", "react")
+
+
+@pytest.mark.parametrize("command", ["", *COMMANDS])
+def test_help_needs_nothing_heavy(command: str, tmp_path: Path) -> None:
+    words = [word for word in (command, "--help") if word]
+    code = (
+        "import json, sys\n"
+        "from forge_ray.cli.main import main\n"
+        "try:\n    main(json.loads(sys.argv[1]))\n"
+        "except SystemExit as end:\n    assert not end.code\n"
+        f"heavy = [name for name in {HEAVY!r} if name in sys.modules]\n"
+        "assert not heavy, heavy\n"
+    )
+    done = subprocess.run([sys.executable, "-c", code, json.dumps(words)], cwd=tmp_path, capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.startswith("usage: forge-ray")

@@ -102,7 +102,7 @@ class Head:
             except subprocess.TimeoutExpired:
                 self.process.kill()
                 self.process.wait()
-        _, alive = psutil.wait_procs(list(self.parts), timeout=10)
+        alive = psutil.wait_procs(list(self.parts), timeout=10)[1]
         for process in alive:
             process.kill()
         self._log.close()

@@ -32,7 +32,7 @@ from forge_ray.sandboxes.files import read_below, write_below
 from forge_ray.sandboxes.limits import Limits
 from forge_ray.sandboxes.log_pipe import LogPipe
 from forge_ray.sandboxes.removal import remove_tree
-from forge_ray.sandboxes.running import Ended, Running
+from forge_ray.sandboxes.running import Ended, Running, uncancelled
 from forge_ray.sandboxes.sandbox import Isolation, Leftover, RunResult, SandboxError
 from forge_ray.tasks.copying import copy_tests
 from forge_ray.tasks.image import PATH, lay_out
@@ -63,7 +63,12 @@ class ProcessBackend:
     async def create(self, task: Task, rollout: str, logs: Path) -> ProcessSandbox:
         if problems := self.unsupported(task):
             raise UserError(f"not supported by the process sandbox: {'; '.join(problems)}", where=str(task.directory))
-        return await asyncio.to_thread(self._create, task, _named(rollout), logs)
+        making = asyncio.ensure_future(asyncio.to_thread(self._create, task, _named(rollout), logs))
+        try:
+            return await asyncio.shield(making)
+        except asyncio.CancelledError:
+            await uncancelled(_unmake(making))
+            raise
 
     def _create(self, task: Task, rollout: str, logs: Path) -> ProcessSandbox:
         directory = self.directory / rollout
@@ -104,6 +109,13 @@ class ProcessBackend:
 
     async def destroy_leftover(self, leftover: Leftover) -> None:
         await asyncio.to_thread(_clear, leftover.directory)
+
+
+async def _unmake(making: asyncio.Future[ProcessSandbox]) -> None:
+    """Remove what a thread still makes that nobody waits for any more."""
+    await asyncio.wait({making})
+    if making.exception() is None:
+        await making.result().destroy()
 
 
 def _named(name: str) -> str:

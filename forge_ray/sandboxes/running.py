@@ -82,7 +82,7 @@ class Running:
         finally:
             try:
                 if not self._ended.done():
-                    await _uncancelled(self._kill())
+                    await uncancelled(self._kill())
             finally:
                 asyncio.get_running_loop().remove_reader(self._pidfd)
                 os.close(self._pidfd)
@@ -164,7 +164,7 @@ class Running:
         return (128 - code if code < 0 else code), usage.ru_utime + usage.ru_stime
 
 
-async def _uncancelled(work: Coroutine[Any, Any, None]) -> None:
+async def uncancelled(work: Coroutine[Any, Any, None]) -> None:
     """Await `work` to its end even when we are cancelled meanwhile, then be cancelled."""
     task = asyncio.ensure_future(work)
     cancelled = False

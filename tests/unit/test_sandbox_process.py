@@ -8,14 +8,16 @@ import signal
 import subprocess
 import sys
 import textwrap
+import threading
 import time
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from forge_ray.config import Sandbox as SandboxConfig
 from forge_ray.errors import UserError
-from forge_ray.sandboxes import bubblewrap, owner
+from forge_ray.sandboxes import bubblewrap, owner, process
 from forge_ray.sandboxes.process import ProcessBackend, ProcessSandbox
 from forge_ray.sandboxes.processes import MARKER
 from forge_ray.sandboxes.sandbox import Sandbox, SandboxBackend, SandboxError
@@ -156,6 +158,26 @@ async def test_cancelling_kills(maker: Maker) -> None:
             await task
         assert not alive(mark)
         assert (await box.run(["true"], deadline_s=LONG)).exit_code == 0
+
+
+async def test_cancelling_while_it_is_made_leaves_nothing(maker: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
+    entered, go_on = threading.Event(), threading.Event()
+
+    def slow(image: Any, workspace: Path) -> None:
+        entered.set()
+        assert go_on.wait(60)
+
+    monkeypatch.setattr(process, "lay_out", slow)
+    making = asyncio.create_task(maker.sandbox())
+    await asyncio.to_thread(entered.wait, 60)
+    assert not maker.clean()
+    making.cancel()
+    await asyncio.sleep(0.05)
+    making.cancel()  # once more, as a pool does that is shut down
+    go_on.set()
+    with pytest.raises(asyncio.CancelledError):
+        await making
+    assert maker.clean()
 
 
 async def test_destroying_ends_a_running_command(maker: Maker) -> None:

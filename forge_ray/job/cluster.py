@@ -19,6 +19,11 @@ from forge_ray.config import Config
 from forge_ray.errors import UserError
 from forge_ray.job import guard
 
+log = logging.getLogger(__name__)
+
+STARTS = 3
+"""Tries to start a local cluster."""
+
 
 @dataclass(frozen=True)
 class Cluster:
@@ -74,19 +79,33 @@ def connect(config: Config, *, extra_environment: dict[str, str] | None = None) 
 
     if address is None:
         guard.mark()
-        context: Any = ray.init(
-            address="local",
-            num_cpus=config.ray.num_cpus or max(4, os.cpu_count() or 1),
-            include_dashboard=config.ray.dashboard,
-            object_store_memory=config.ray.object_store_mb * 2**20,
-            log_to_driver=False,
-            logging_level=logging.WARNING,
-            runtime_env=runtime_env,
-        )
-        guard.start(context.address_info["session_dir"])
+        guard.start(_start(config, runtime_env).address_info["session_dir"])
         return Cluster(owned=True, address="local", haproxy=ray_env.haproxy())
     ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, runtime_env=runtime_env)
     return Cluster(owned=False, address=address, haproxy=_cluster_haproxy())
+
+
+def _start(config: Config, runtime_env: dict[str, Any]) -> Any:
+    """A new local cluster. Ray gives a node 30 s to come up, which a busy machine may miss: then it is tried again."""
+    import ray
+
+    for left in reversed(range(STARTS)):
+        try:
+            return ray.init(
+                address="local",
+                num_cpus=config.ray.num_cpus or max(4, os.cpu_count() or 1),
+                include_dashboard=config.ray.dashboard,
+                object_store_memory=config.ray.object_store_mb * 2**20,
+                log_to_driver=False,
+                logging_level=logging.WARNING,
+                runtime_env=runtime_env,
+            )
+        except Exception as error:
+            if not left or "timed out during startup" not in str(error):
+                raise
+            log.warning("Ray did not start in time, trying again: %s", error)
+            ray.shutdown()
+    raise AssertionError("unreachable")
 
 
 def _cluster_haproxy() -> bool:

@@ -31,7 +31,11 @@ demo: env ## Train the tiny policy of examples/quickstart and write its report
 	@exec $(BIN)/forge-ray train examples/quickstart/run.yaml name=demo-$$(date +%Y%m%d-%H%M%S) $(ARGS)
 
 test: env ## Unit, integration and fault tests; harness tests where the programs are installed
-	@exec $(BIN)/python -m pytest tests/unit tests/integration tests/harness tests/fault $(ARGS)
+	@# Two processes: the second's tests start clusters of their own, and the first's shared one must be gone by then.
+	@worst=0; for part in "tests/unit tests/integration" "tests/harness tests/fault"; do \
+	  $(BIN)/python -m pytest $$part $(ARGS); code=$$?; \
+	  if [ $$code -ne 0 ] && [ $$code -ne 5 ]; then worst=$$code; fi; \
+	done; exit $$worst
 
 test-harness: env ## Install the real harness programs (needs npm) and run their tests
 	@$(BIN)/python -m forge_ray.harnesses.install codex claude_code

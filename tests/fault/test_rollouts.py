@@ -140,7 +140,7 @@ def test_a_tool_result_that_fills_the_window(bench: Workbench, task: Any) -> Non
     ("test", "words"),
     [
         ("exit 1", "neither reward.json nor reward.txt"),
-        ("kill -SEGV $$", "neither reward.json nor reward.txt"),
+        ("kill -SEGV $$", "ended before its time"),
         ("echo nan > ${VERIFIER_DIR:-/logs/verifier}/reward.txt", "nan"),
         ("echo yes > ${VERIFIER_DIR:-/logs/verifier}/reward.txt", "not one number"),
         ("echo 1 > ${VERIFIER_DIR:-/logs/verifier}/reward.txt; sleep 600", "limit is 2 s"),

@@ -13,7 +13,6 @@ Invariants:
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
 import os
 import time
@@ -25,7 +24,7 @@ from forge_ray.actors.attempt import Bench, attempt, result_file, rollout_id
 from forge_ray.config import Config
 from forge_ray.errors import ForgeRayError
 from forge_ray.rollout import RolloutRecord, RolloutRequest
-from forge_ray.run_dir import RunDir
+from forge_ray.run_dir import RunDir, secret
 
 if TYPE_CHECKING:
     from forge_ray.serve_proxy.client import ProxyClient
@@ -155,8 +154,7 @@ def make_bench(config: Config, run: RunDir, proxy: ProxyClient) -> Bench:
     from forge_ray.serve_proxy.sessions import Sessions
 
     backend = ProcessBackend(config.sandbox, config.name)  # the only value that `sandbox.backend` has yet
-    secret = bytes.fromhex(json.loads(run.state.read_text())["secret"])
-    return Bench(config, run, backend, proxy, Sessions(secret))
+    return Bench(config, run, backend, proxy, Sessions(secret(run)))
 
 
 def start_pools(config: Config, run: RunDir, proxy: ProxyClient) -> list[Any]:

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import json
 import logging
 import os
 import re
@@ -25,7 +24,7 @@ from ray import serve
 from forge_ray import ray_env
 from forge_ray.config import Config, Limits
 from forge_ray.errors import ForgeRayError, UserError
-from forge_ray.run_dir import RunDir
+from forge_ray.run_dir import RunDir, secret
 from forge_ray.serve_proxy.client import DEPLOYMENT, ProxyClient
 
 MARK = "FORGE-RAY-USER-ERROR:"
@@ -86,14 +85,13 @@ class Policy:
             # Again, if newer ones were published meanwhile.
             await self._load(current[0], current[1])
         app = await vllm_internals.make_app(self.engine, args)
-        secret = bytes.fromhex(json.loads(self.run.state.read_text())["secret"])
         settings = EdgeSettings(
             served_name=config.policy.served_name,
             window=self.index.window(window),
             max_body_bytes=config.proxy.max_body_bytes,
             bodies=self.run.bodies if config.proxy.keep_bodies else None,
         )
-        self.edge = Edge(app, settings=settings, sessions=Sessions(secret), index=self.index, log=self.log)
+        self.edge = Edge(app, settings=settings, sessions=Sessions(secret(self.run)), index=self.index, log=self.log)
         self._ready = True
         return Disconnects(self.edge)
 

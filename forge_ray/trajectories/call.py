@@ -5,15 +5,24 @@ which it became true:
 
     session    {"event": "session", "session", "status": "closed" | "limit", "limit": "calls" | "tokens" | "context" | null, "t"}
     open       {"event": "open", "call", "session", "purpose", "replica", "t", "dialect", "path", "streamed", "kind", "conversation",
-                "request_sha256", "parent", "shared", "new", "sampling", "masked_by_grammar", "max_tokens", "version"}
+                "request_sha256", "parent", "shared", "new", "sampling", "masked_by_grammar", "max_tokens", "version",
+                "splice", "reason", "rerendered", "spawned_by", "ignored", "model"}
     finished | length | cancelled | failed
                {"event", "call", "t", "ids", "logprobs", "spans", "finish_reason", "stop_reason", "version", "error"}
     delivered | undelivered
-               {"event", "call", "t", "response_sha256", "bytes", "status", "usage", "reply", "first_byte_s", "last_byte_s"}
+               {"event", "call", "t", "response_sha256", "bytes", "status", "usage", "reply", "issued", "first_byte_s", "last_byte_s"}
+    kind       {"event": "kind", "call", "kind", "t"}
     superseded {"event": "superseded", "call", "by", "t"}
     refused    {"event": "refused", "session", "reason", "status", "dialect", "path", "t"}
 
 `reply` is what the harness was given: "answer" (no tool call), "tool_calls", "length", or null where it cannot be told.
+
+`splice` says how the prompt continues its conversation: `new` (the first call of it), `exact` (as rendered it begins with all of the
+call before it, token for token), `spliced` (it does after a re-rendered reply was replaced by the tokens that were sampled), `fork`
+(it does not; `reason` says where and why it left). `rerendered` holds the replaced ids, null where nothing was; `spawned_by` the call
+whose tool call started this conversation (a sub-agent's first call), else null. `ignored` names fields of the request that have no effect
+here; `model` is the model name that was asked for. `kind` (the event) corrects a call's kind by what was seen later. `issued` are the ids
+that the reply gave to its tool calls and items.
 
 `refused` is a request that was answered with an error and never became a call; `reason` is "overflow" (the prompt did not fit the
 window), "limit" (a session limit), or what else was wrong with it.
@@ -74,6 +83,20 @@ class Call:
     reply: str | None = None
     request_sha256: str = ""
     response_sha256: str = ""
+    splice: str = "new"
+    """new | exact | spliced | fork."""
+    reason: str | None = None
+    """Why the prompt was spliced or forked, one line."""
+    rerendered: list[int] | None = None
+    """Ids that the prompt had, as rendered, in the place of the parent's sampled ones."""
+    spawned_by: str | None = None
+    """The call whose tool call started this conversation."""
+    ignored: list[str] = field(default_factory=list)
+    """Fields of the request that had no effect."""
+    model: str | None = None
+    """Model name in the request."""
+    issued: list[str] = field(default_factory=list)
+    """Ids of tool calls and items in the reply."""
 
     @property
     def temperature(self) -> float:

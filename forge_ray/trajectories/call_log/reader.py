@@ -36,6 +36,8 @@ class _Events:
     spans: list[tuple[str, int, int]] | None = None
     delivery: dict[str, Any] | None = None
     superseded_by: str | None = None
+    kind: str | None = None
+    """What a `kind` event says, over the open event's."""
 
 
 @dataclass
@@ -121,7 +123,7 @@ class CallLogReader:
             found.cancelled += status == "cancelled"
             found.sampled_tokens += len(events.ids)
         ended = self._by_completion(record)
-        outermost = [events for events in ended if events.open and events.open["kind"] == "agent"] or ended
+        outermost = [events for events in ended if events.open and (events.kind or events.open["kind"]) == "agent"] or ended
         if outermost:
             last = outermost[-1]
             assert last.end is not None
@@ -155,6 +157,8 @@ class CallLogReader:
                 # Of two reports the worse one counts: a reply is trained only if nobody doubts that it arrived.
                 if events.delivery is None or kind == "undelivered":
                     events.delivery = event
+            elif kind == "kind":
+                self._events(file, number, event["call"]).kind = _text(event["kind"])
             elif kind == "superseded":
                 self._events(file, number, event["call"]).superseded_by = _text(event["by"])
             else:
@@ -273,7 +277,7 @@ class CallLogReader:
             dialect=opened["dialect"],
             path=opened["path"],
             streamed=bool(opened["streamed"]),
-            kind=opened["kind"],
+            kind=events.kind or opened["kind"],
             conversation=opened["conversation"],
             prompt_ids=self._prompt(session, opened["call"], prompts),
             sampling=dict(opened["sampling"]),
@@ -298,6 +302,13 @@ class CallLogReader:
             reply=delivery.get("reply"),
             request_sha256=opened["request_sha256"],
             response_sha256=delivery.get("response_sha256") or "",
+            splice=opened.get("splice", "new"),
+            reason=opened.get("reason"),
+            rerendered=opened.get("rerendered"),
+            spawned_by=opened.get("spawned_by"),
+            ignored=list(opened.get("ignored", ())),
+            model=opened.get("model"),
+            issued=list(delivery.get("issued", ())),
         )
 
 

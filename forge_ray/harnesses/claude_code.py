@@ -8,29 +8,30 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from forge_ray.harnesses import install
-from forge_ray.harnesses.harness import Command, Harness, Launch, Missing, Options, exit_text, json_lines
-
-MAX_ARGUMENT = 120_000
-"""Bytes; Linux refuses a single argument of 128 KiB."""
+from forge_ray.harnesses.harness import About, Command, Harness, Launch, Options, exit_text, json_lines
+from forge_ray.harnesses.install.npm import NpmPackage, machine
 
 
 class ClaudeCode(Harness):
     Options: ClassVar[type[Options]] = Options
 
-    def check(self) -> list[Missing]:
-        package = install.claude_code()
-        if package.installed():
-            return []
-        return [Missing(f"{package.name} {package.version} is not installed", f"run {install.INSTALL} {self.name}")]
+    about = About(
+        program="Claude Code (Anthropic)",
+        dialects=("messages",),
+        streams=True,
+        key="`x-api-key`",
+        subagents="`Agent`, in the background, its result starts a new turn; header `x-claude-code-agent-id`",
+        traps="Returns tool arguments in the order of their schema, with defaults filled in.",
+    )
 
-    def install(self) -> None:
-        install.install(install.claude_code())
+    def packages(self) -> tuple[NpmPackage, ...]:
+        # A native program with its own runtime, in a package per platform.
+        name = "@anthropic-ai/claude-code"
+        return (NpmPackage(name, "2.1.332", f"{name}-linux-{machine()}/claude"),)
 
     def configure(self, launch: Launch) -> Command:
-        claude = install.claude_code()
-        long = len(launch.instruction.encode()) > MAX_ARGUMENT
-        argv = [str(claude.executable), "-p", *([] if long else [launch.instruction]), "--output-format", "json"]
+        (claude,) = self.packages()
+        argv = [str(claude.executable), "-p", *([] if launch.long else [launch.instruction]), "--output-format", "json"]
         argv.append("--dangerously-skip-permissions")
         env = {
             "ANTHROPIC_BASE_URL": launch.base_url,
@@ -48,8 +49,8 @@ class ClaudeCode(Harness):
         return Command(
             argv=(*argv, *self.options.arguments),
             env={**env, **self.options.environment},
-            stdin=launch.instruction if long else None,
-            visible=(str(claude.folder),),
+            stdin=launch.instruction if launch.long else None,
+            visible=self.visible(),
         )
 
     def crashed(self, exit_code: int | None, log: str) -> str | None:

@@ -11,12 +11,12 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from forge_ray.harnesses import install
-from forge_ray.harnesses.harness import Command, Harness, Launch, Missing, Options, exit_text, json_lines
+from forge_ray.harnesses.harness import About, Command, Harness, Launch, Options, exit_text, json_lines
+from forge_ray.harnesses.install.npm import NpmPackage, node
 
 KEY = "FORGE_RAY_KEY"
-MAX_ARGUMENT = 120_000
-"""Bytes; Linux refuses a single argument of 128 KiB."""
+CODEX = NpmPackage("@openai/codex", "0.171.0", "@openai/codex/bin/codex.js")
+"""A launcher for Node that replaces itself by the native program beside it."""
 
 
 class CodexOptions(Options):
@@ -29,28 +29,29 @@ class CodexOptions(Options):
 class Codex(Harness):
     Options: ClassVar[type[Options]] = CodexOptions
     options: CodexOptions
+    about = About(
+        program="Codex CLI (OpenAI)",
+        dialects=("responses",),
+        streams=True,
+        key="`Authorization: Bearer`",
+        subagents="`spawn_agent`, concurrent; headers `x-openai-subagent`, `x-codex-parent-thread-id` and a `thread-id` of its own",
+        traps="A 429 without `retry-after` ends it. A reply that is cut at its length fails its turn (exit code 1).",
+    )
 
-    def check(self) -> list[Missing]:
-        missing = [p for p in (install.node(), install.codex()) if not p.installed()]
-        return [Missing(f"{p.name} {p.version} is not installed", f"run {install.INSTALL} {self.name}") for p in missing]
-
-    def install(self) -> None:
-        install.install(install.node())
-        install.install(install.codex())
+    def packages(self) -> tuple[NpmPackage, ...]:
+        return node(), CODEX
 
     def configure(self, launch: Launch) -> Command:
-        node, codex = install.node(), install.codex()
-        argv = [str(node.executable), str(codex.executable), "exec", "--skip-git-repo-check", "--json", "-C", launch.workspace]
+        argv = [str(node().executable), str(CODEX.executable), "exec", "--skip-git-repo-check", "--json", "-C", launch.workspace]
         argv += ["--disable", "plugins", "--disable", "apps"]  # both ask hosts on the internet
         for key, value in self.options.config.items():
             argv += ["-c", f"{key}={json.dumps(value)}"]  # JSON's scalars and lists are TOML's
-        long = len(launch.instruction.encode()) > MAX_ARGUMENT
         return Command(
-            argv=(*argv, *self.options.arguments, "-" if long else launch.instruction),
+            argv=(*argv, *self.options.arguments, "-" if launch.long else launch.instruction),
             env={KEY: launch.key, "CODEX_HOME": f"{launch.home}/.codex", **self.options.environment},
             home_files={".codex/config.toml": self._toml(launch)},
-            stdin=launch.instruction if long else None,
-            visible=(str(node.folder), str(codex.folder)),
+            stdin=launch.instruction if launch.long else None,
+            visible=self.visible(),
         )
 
     def _toml(self, launch: Launch) -> str:

@@ -1,7 +1,7 @@
 """What a harness adapter is: how one agent program is found, installed, pointed at the proxy and started, and how its crash looks.
 
 An adapter is a class with a few questions to answer, one of them a must; everything else about a rollout is the same for every
-program. Bring your own as `file.py:Class`, a subclass of `Harness`:
+program. `docs/harnesses.md` is made from the built-in ones. Bring your own as `file.py:Class`, a subclass of `Harness`:
 
     class Mine(Harness):
         def configure(self, launch):
@@ -16,6 +16,7 @@ from __future__ import annotations
 import importlib
 import importlib.util
 import json
+import shlex
 import sys
 from abc import ABC, abstractmethod
 from dataclasses import dataclass, field
@@ -25,6 +26,10 @@ from typing import Any, ClassVar, cast
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from forge_ray.errors import UserError
+from forge_ray.harnesses.install.package import INSTALL, Package
+
+MAX_ARGUMENT = 120_000
+"""Bytes; Linux refuses a single argument of 128 KiB."""
 
 
 @dataclass(frozen=True)
@@ -50,6 +55,16 @@ class Launch:
     def openai_url(self) -> str:
         """Base URL as OpenAI clients want it."""
         return f"{self.base_url}/v1"
+
+    @property
+    def gemini_url(self) -> str:
+        """Base URL as Gemini clients want it: they add `/v1beta` themselves."""
+        return self.base_url
+
+    @property
+    def long(self) -> bool:
+        """Whether the instruction is too long to be an argument."""
+        return len(self.instruction.encode()) > MAX_ARGUMENT
 
 
 @dataclass(frozen=True)
@@ -92,20 +107,47 @@ class Options(BaseModel):
     """Further environment variables of the program."""
 
 
+@dataclass(frozen=True)
+class About:
+    """What a person should know of a program before training it; `docs/harnesses.md` is made from it."""
+
+    program: str
+    """Its maker's name for it."""
+    dialects: tuple[str, ...]
+    """Dialects of the proxy that it can speak, the one it speaks unless told otherwise first."""
+    streams: bool
+    key: str
+    """How the key travels; the URL's prefix always does."""
+    subagents: str
+    """Its tool for sub-agents, and how their calls are told from their parent's."""
+    traps: str = ""
+    """What it does otherwise than one would think, in a sentence or two."""
+
+
 class Harness(ABC):
     """One agent program under training. Stateless but for its options."""
 
     Options: ClassVar[type[Options]] = Options
+    about: ClassVar[About | None] = None
 
     def __init__(self, name: str, options: Options) -> None:
         self.name, self.options = name, options
 
+    def packages(self) -> tuple[Package, ...]:
+        """The pinned packages that the program consists of, its interpreter first; empty when a person has to bring it."""
+        return ()
+
     def check(self) -> list[Missing]:
         """What is missing on this machine; empty when a rollout can start. Quick, without network."""
-        return []
+        fix = f"run {INSTALL} {shlex.quote(self.name)}"
+        return [
+            Missing(f"{package.name} {package.version} is not installed", fix) for package in self.packages() if not package.installed()
+        ]
 
     def install(self) -> None:
         """Get what `check` misses. Raises `UserError` where that takes a person."""
+        for package in self.packages():
+            package.install()
         for missing in self.check():
             raise UserError(missing.what, where=f"harness {self.name}", fix=missing.fix)
 
@@ -124,6 +166,15 @@ class Harness(ABC):
         """One line when the program says that its model API gave it no answer (refused, unreachable, broken), else None: that is a fault of
         the proxy then and not the program's. Arguments as for `crashed`."""
         return None
+
+    def submitted(self, exit_code: int | None, log: str) -> bool:
+        """True when the program says that the model has handed its work in by a tool call, which is its final answer then. Arguments as for
+        `crashed`."""
+        return False
+
+    def visible(self) -> tuple[str, ...]:
+        """The host paths of the packages, for `Command.visible`."""
+        return tuple(dict.fromkeys(path for package in self.packages() for path in package.visible))
 
 
 def exit_text(exit_code: int | None, log: str) -> str:

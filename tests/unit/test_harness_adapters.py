@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 from forge_ray.errors import UserError
-from forge_ray.harnesses import install, react_program
+from forge_ray.harnesses import react_program
 from forge_ray.harnesses.harness import Harness, Launch, get
+from forge_ray.harnesses.install.__main__ import main as install
 
 LAUNCH = Launch(
     instruction='Write "42" to answer.txt\n',
@@ -92,7 +93,7 @@ def test_installing_without_npm_names_the_fix(
     empty_cache: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setenv("PATH", str(empty_cache))
-    assert install.main(["codex"]) == 2
+    assert install(["codex"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "npm is not on PATH" in error and "apt-get install npm" in error
 
@@ -105,7 +106,7 @@ def test_an_installation_that_fails_leaves_nothing(
     (tools / "npm").write_text('#!/bin/sh\nmkdir -p "$3/node_modules/half"\necho "npm error code E404" >&2\nexit 1\n')
     (tools / "npm").chmod(0o755)
     monkeypatch.setenv("PATH", f"{tools}:/usr/bin:/bin")
-    assert install.main(["claude_code"]) == 2
+    assert install(["claude_code"]) == 2
     error = capsys.readouterr().err
     assert error.count("\n") == 1 and "E404" in error
     assert [path for path in empty_cache.iterdir() if not path.name.endswith(".lock")] == []

@@ -20,6 +20,7 @@ from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -27,7 +28,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 from forge_ray.serve_proxy import dialects, identity, kinds, probes
 from forge_ray.serve_proxy.delivery import Delivery
 from forge_ray.serve_proxy.dialects import Refusal
-from forge_ray.serve_proxy.dialects.base import Json, parse_object
+from forge_ray.serve_proxy.dialects.base import Inner, Json, parse_object
 from forge_ray.serve_proxy.exchange import Client, Gone, Tee, TooLarge, inner_scope
 from forge_ray.serve_proxy.identity import CallContext
 from forge_ray.serve_proxy.refusals import Caller, Refusals
@@ -110,7 +111,7 @@ class Edge:
         path, token = split_prefix(scope["path"].removeprefix(scope.get("root_path", "")))
         dialect, request_id = dialects.of(path, headers), f"req_{uuid.uuid4().hex}"
         try:
-            caller = Caller(path, dialect, self._verify(token, headers), request_id)
+            caller = Caller(path, dialect, self._verify(token, headers, scope), request_id)
         except UnknownSession as error:
             caller = Caller(path, dialect, None, request_id)
             await self._refusals.respond(caller, Refusal(401, f"Invalid API key: {error}", code="invalid_api_key"), scope, receive, send)
@@ -132,11 +133,12 @@ class Edge:
             client.close()
             self._leave(caller.session.session)
 
-    def _verify(self, token: str | None, headers: Headers) -> Session | None:
+    def _verify(self, token: str | None, headers: Headers, scope: Scope) -> Session | None:
         """The session of the path prefix, else of the first key that is one; None without any credentials."""
         if token is not None:
             return self._sessions.verify(token)
         keys = [headers[name].removeprefix("Bearer ").strip() for name in _KEY_HEADERS if name in headers]
+        keys += parse_qs(scope.get("query_string", b"").decode("latin-1")).get("key", [])  # Gemini's clients may put it there
         for number, key in enumerate(keys, start=1):
             try:
                 return self._sessions.verify(key)
@@ -147,7 +149,7 @@ class Edge:
 
     def _admit(self, caller: Caller, method: str) -> Refusal | None:
         """Whether the route is open and the session may call."""
-        if caller.path not in dialects.ROUTES:
+        if caller.dialect.route(caller.path) is None:
             return Refusal(404, f"Unknown route: {method} {caller.path}", code="unknown_url")
         if method != "POST":
             return Refusal(405, f"{caller.path} takes POST only", code="method_not_allowed")
@@ -165,20 +167,24 @@ class Edge:
             await self._refuse(caller, "body", raw, scope, client, send)
             return
         body = parse_object(raw)
-        if body is None:
+        await caller.dialect.prepare()
+        inner = body if body is None else caller.dialect.translate(body, caller.path, scope.get("query_string", b"").decode("latin-1"))
+        if inner is None:
             await self._refuse(caller, "body", Refusal(400, "The request body is not a JSON object"), scope, client, send)
         elif late := self._admit(caller, "POST"):  # closed while the body came
             await self._refusals.respond(caller, late, scope, client.replay(b""), send)
-        elif caller.path != caller.dialect.path:
-            sent = json.dumps(body).encode() if self._rename(body)[0] else raw
-            await self._pass_on(caller, self._tee(caller, None, scope, client, send), inner_scope(scope, caller.path, sent), sent, client)
+        elif isinstance(inner, Refusal):
+            await self._refuse(caller, "field", inner, scope, client, send)
+        elif caller.dialect.route(caller.path) == "uncounted":
+            sent = json.dumps(inner.body).encode() if self._rename(inner.body)[0] or inner.translated else raw
+            await self._pass_on(caller, self._tee(caller, None, scope, client, send), inner, scope, sent, client)
         elif limit := self._index.exhausted(session.session):
             await self._delivery.reach(session.session, limit)
             await self._refuse(caller, "limit", self._refusals.limit(caller.dialect, limit), scope, client, send)
-        elif refusal := caller.dialect.refuse(body):
+        elif refusal := caller.dialect.refuse(inner.body):
             await self._refuse(caller, "field", refusal, scope, client, send)
         else:
-            await self._call(caller, session, body, raw, scope, headers, client, send)
+            await self._call(caller, session, inner, raw, scope, headers, client, send)
 
     async def _read(self, client: Client, headers: Headers) -> bytes | Refusal:
         limit = self._settings.max_body_bytes
@@ -193,13 +199,14 @@ class Edge:
             return too_large
 
     async def _call(
-        self, caller: Caller, session: Session, body: Json, raw: bytes, scope: Scope, headers: Headers, client: Client, send: Send
+        self, caller: Caller, session: Session, inner: Inner, raw: bytes, scope: Scope, headers: Headers, client: Client, send: Send
     ) -> None:
-        """A request for a completion. `raw` is the body as it came, `body` what it says."""
+        """A request for a completion. `raw` is the body as it came, `inner` what it says."""
+        body = inner.body
         renamed, side_model = self._rename(body)
         asked, clamped = caller.dialect.clamp(body, self._settings.window)
         adapted = caller.dialect.adapt(body)
-        sent = json.dumps(body).encode() if renamed or clamped or adapted else raw
+        sent = json.dumps(body).encode() if renamed or clamped or adapted or inner.translated else raw
         kind, conversation = kinds.classify(headers, body, side_model=side_model)
         context = CallContext(
             session=session.session,
@@ -216,16 +223,16 @@ class Edge:
         tee = self._tee(caller, context, scope, client, send)
         restore = identity.current.set(context)
         try:
-            await self._pass_on(caller, tee, inner_scope(scope, caller.path, sent), sent, client)
+            await self._pass_on(caller, tee, inner, scope, sent, client)
         finally:
             identity.current.reset(restore)
             await self._whatever_happens(session.session, self._delivery.conclude(context, tee, raw))
 
-    async def _pass_on(self, caller: Caller, tee: Tee, scope: Scope, body: bytes, client: Client) -> None:
+    async def _pass_on(self, caller: Caller, tee: Tee, inner: Inner, scope: Scope, body: bytes, client: Client) -> None:
         """Let the app answer. What it raises is answered in the dialect's shape while nothing has been sent; a response that has begun
         is cut by the exception, so that the client cannot take it for whole."""
         try:
-            await self._app(scope, client.replay(body), tee.send)
+            await self._app(inner_scope(scope, inner.path, body), client.replay(body), inner.wrap(tee.send))
         except Exception:
             logger.exception("%s failed (%s)", caller.path, caller.request_id)
             if tee.ended or client.left:

@@ -13,7 +13,7 @@ from typing import Literal
 
 from forge_ray.rollout import Purpose
 
-Dialect = Literal["chat", "completions", "responses", "messages"]
+Dialect = Literal["chat", "completions", "responses", "messages", "gemini"]
 Kind = Literal["agent", "subagent", "compaction", "aux"]
 Limit = Literal["calls", "tokens", "context"]
 

@@ -13,6 +13,8 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, Literal
 
+from starlette.types import Send
+
 from forge_ray.serve_proxy import identity
 from forge_ray.serve_proxy.sse import SseData
 
@@ -40,6 +42,21 @@ class Refusal:
     """Field of the request that is at fault."""
     code: str | None = None
     """Machine-readable reason in the OpenAI dialects."""
+
+
+@dataclass(frozen=True)
+class Inner:
+    """A request in the form in which vLLM's app takes it."""
+
+    path: str
+    """Route of the app."""
+    body: Json
+    translated: bool = False
+    """`body` is not what came."""
+    ignored: tuple[str, ...] = ()
+    """Fields of the request that the translation left out because they have no effect here."""
+    wrap: Callable[[Send], Send] = lambda send: send
+    """Makes, around the client's `send`, the one for the app: it puts a successful response back into the dialect, piece by piece."""
 
 
 class Reply(ABC):
@@ -87,6 +104,18 @@ class Dialect(ABC):
     """Fields that bound the number of sampled tokens."""
     reply: Callable[[bool], Reply]
     """Makes the reader of a response (`streamed`)."""
+
+    def route(self, path: str) -> Literal["call", "uncounted"] | None:
+        """What a request to `path` is: one for a completion, one that never reaches the sampler, or none of this dialect."""
+        return "call" if path == self.path else "uncounted" if path in self.uncounted else None
+
+    async def prepare(self) -> None:
+        """Load what the dialect needs, before its first request is looked at."""
+        return None
+
+    def translate(self, body: Json, path: str, query: str) -> Inner | Refusal:
+        """The request for vLLM's app, where the app does not speak this dialect itself. `body` stays as it is."""
+        return Inner(path, body)
 
     @abstractmethod
     def error(self, refusal: Refusal, request_id: str) -> Json:

@@ -162,9 +162,10 @@ class _Attempt:
         async with self._step(Outcome.HARNESS):
             text = await asyncio.to_thread(sandbox.log_text)
             crash, no_answer = harness.crashed(result.exit_code, text), harness.no_answer(result.exit_code, text)
+            submitted = harness.submitted(result.exit_code, text)
         if summary.last_status is None and not result.timed_out:
             answers = await _answers(url)
-        outcome, detail = classify(Evidence(summary, result, deadline, crash, no_answer, answers))
+        outcome, detail = classify(Evidence(summary, result, deadline, crash, no_answer, submitted, answers))
         if outcome not in RATED:
             return outcome, detail
         async with self._step(Outcome.SANDBOX, "archive", ARCHIVE_S):

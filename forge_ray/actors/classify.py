@@ -20,6 +20,7 @@ The first row that applies decides:
 | the program says that it got no answer from its model API                            | proxy     |
 | the program crashed                                                                  | harness   |
 | the last reply was a final answer, or of a kind that cannot be told                  | ok        |
+| the last reply asked for a tool, and the program says that this hands its work in    | ok        |
 | the last reply was not delivered                                                     | proxy     |
 | the last call was given up by the program itself                                     | harness   |
 | the last reply asked for a tool: the program ended at a limit of its own             | truncated |
@@ -68,6 +69,8 @@ class Evidence:
     """The adapter's word that the program crashed."""
     no_answer: str | None = None
     """The adapter's word that the program got no answer from its model API."""
+    submitted: bool = False
+    """The adapter's word that the model handed its work in by a tool call."""
     proxy_answers: bool = True
     """Whether the proxy answered a probe; only asked where no call began or the deadline came."""
 
@@ -128,6 +131,8 @@ def _at_the_end(e: Evidence) -> tuple[Outcome, str]:
         return Outcome.HARNESS, e.crash
     if summary.last_reply == "answer":
         return Outcome.OK, "final answer"
+    if summary.last_reply == "tool_calls" and e.submitted:
+        return Outcome.OK, "handed in by a tool call"
     if summary.last_reply == "tool_calls":
         return Outcome.TRUNCATED, f"the harness ended by itself after a tool call, without a final answer ({e.run.detail})"
     if summary.last_status == "cancelled":

@@ -66,6 +66,13 @@ class Launch:
         """Whether the instruction is too long to be an argument."""
         return len(self.instruction.encode()) > MAX_ARGUMENT
 
+    def argument(self) -> str:
+        """The instruction, for a program that takes it as an argument only. Raises `UserError` where it is too long for one."""
+        if self.long:
+            problem = f"the instruction has {len(self.instruction.encode())} bytes, and this program takes it as an argument only"
+            raise UserError(problem, where="instruction", fix=f"shorten it to {MAX_ARGUMENT} bytes")
+        return self.instruction
+
 
 @dataclass(frozen=True)
 class Command:
@@ -199,7 +206,12 @@ def json_lines(log: str) -> list[dict[str, Any]]:
     return found
 
 
-BUILT_IN = {"react": "React", "codex": "Codex", "claude_code": "ClaudeCode"}
+BUILT_IN = {
+    "react": "React",
+    "codex": "Codex",
+    "claude_code": "ClaudeCode",
+    "zeroclaw": "ZeroClaw",
+}
 """Name (and module) -> class."""
 
 

@@ -70,6 +70,8 @@ CASES = [
         "calls",
     ),
     ("own turn limit", evidence(asked(), ran(3)), Outcome.TRUNCATED, "ended by itself after a tool call"),
+    ("handed in by a tool call", evidence(asked(), ran(0), submitted=True), Outcome.OK, "handed in"),
+    ("handed in, but the program crashed", evidence(asked(), ran(1), crash="boom", submitted=True), Outcome.HARNESS, "boom"),
     ("never called", evidence(nothing(), ran(0)), Outcome.HARNESS, "never called the model; exit code 0"),
     ("never called, crashed", evidence(nothing(), ran(139), crash="died of signal 11"), Outcome.HARNESS, "died of signal 11"),
     ("never called until the deadline", evidence(nothing(), LATE), Outcome.HARNESS, "stopped after 180.2 s"),

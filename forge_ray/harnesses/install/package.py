@@ -95,8 +95,9 @@ class Package(ABC):
 
     def run(self, command: Sequence[str], environment: Mapping[str, str], folder: Path, fix: str) -> None:
         """Run a registry's client quietly. Raises `UserError` with its first error lines."""
-        quiet = {"stdin": subprocess.DEVNULL, "capture_output": True, "text": True, "errors": "replace"}
-        done = subprocess.run(command, env=environment, cwd=folder, **quiet)
+        done = subprocess.run(
+            command, env=environment, cwd=folder, stdin=subprocess.DEVNULL, capture_output=True, text=True, errors="replace"
+        )
         if done.returncode:
             lines = [line.strip() for line in done.stderr.splitlines() if line.strip()]
             words = " / ".join(([line for line in lines if "error" in line.lower()] or lines[-3:] or ["no message"])[:3])

@@ -9,17 +9,18 @@ from __future__ import annotations
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any, Literal
 
 from starlette.types import Send
 
 from forge_ray.serve_proxy import identity
+from forge_ray.serve_proxy.dialects.fields import Fields, Json
+from forge_ray.serve_proxy.dialects.refusal import Refusal
 from forge_ray.serve_proxy.sse import SseData
 
 ReplyClass = Literal["answer", "tool_calls", "length"]
-Json = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -30,18 +31,6 @@ class Overflow:
     """Tokens that one call may have."""
     prompt: int | None = None
     """Tokens of the prompt, where they were counted to the end."""
-
-
-@dataclass(frozen=True)
-class Refusal:
-    """A request that is answered with an error."""
-
-    status: int
-    message: str
-    param: str | None = None
-    """Field of the request that is at fault."""
-    code: str | None = None
-    """Machine-readable reason in the OpenAI dialects."""
 
 
 @dataclass(frozen=True)
@@ -104,6 +93,10 @@ class Dialect(ABC):
     """Fields that bound the number of sampled tokens."""
     reply: Callable[[bool], Reply]
     """Makes the reader of a response (`streamed`)."""
+    fields: Fields = Fields()
+    """What is done with each field of a request."""
+    keep_alive = b": keep-alive\n\n"
+    """Sent into a silent stream: clients ignore it, their stall detectors do not."""
 
     def route(self, path: str) -> Literal["call", "uncounted"] | None:
         """What a request to `path` is: one for a completion, one that never reaches the sampler, or none of this dialect."""
@@ -125,13 +118,21 @@ class Dialect(ABC):
     def overflow(self, overflow: Overflow) -> Refusal:
         """The dialect's own words for a prompt that does not fit: harnesses know it by nothing else."""
 
-    @abstractmethod
+    def stream_error(self, refusal: Refusal, request_id: str) -> bytes:
+        """The event that ends a stream which has begun and cannot go on."""
+        return f"data: {json.dumps(self.error(refusal, request_id))}\n\n".encode()
+
     def refuse(self, body: Json) -> Refusal | None:
         """Why a request cannot be served as what it asks for, or None."""
+        return self.fields.refuse(body)
+
+    def unheeded(self, body: Json, *, forced: bool) -> list[str]:
+        """What in a request has no effect here, by name. `forced`: the policy's sampling parameters replace the request's."""
+        return self.fields.unheeded(body, forced=forced)
 
     def adapt(self, body: Json) -> bool:
         """Change in place what vLLM's app would refuse or mistake although the request is well formed; whether anything changed."""
-        return False
+        return self.fields.remove(body)
 
     def clamp(self, body: Json, window: int) -> tuple[int | None, bool]:
         """An output cap is an upper bound: cut those above `window`. Returns the smallest cap as asked for, and whether `body` changed."""
@@ -143,40 +144,6 @@ class Dialect(ABC):
                 if value > window:
                     body[field], changed = window, True
         return asked, changed
-
-
-Check = Callable[[Any], bool]
-"""Whether a value asks for something that is refused."""
-
-
-def is_set(value: Any) -> bool:
-    """Neither absent, null, false, zero nor empty."""
-    return value not in (None, False, 0, "", [], {})
-
-
-def more_than_one(value: Any) -> bool:
-    return value is not None and value != 1
-
-
-def first_refused(body: Json, fields: Mapping[str, tuple[Check, str]], code: str | None = "unsupported_parameter") -> Refusal | None:
-    """Refusal of the first of `fields` (name: check, reason) that `body` asks for."""
-    for field, (check, reason) in fields.items():
-        if field in body and check(body[field]):
-            return Refusal(400, f"Unsupported parameter: '{field}' is not supported by this server: {reason}.", field, code)
-    return None
-
-
-CHANGES_SAMPLING = "it changes the distribution that tokens are sampled from"
-"""Why a field is refused: what was trained would not be the policy."""
-
-VLLM_FIELDS: dict[str, tuple[Check, str]] = {
-    "kv_transfer_params": (is_set, "it is internal to the serving engine"),
-    "ec_transfer_params": (is_set, "it is internal to the serving engine"),
-    "vllm_xargs": (is_set, CHANGES_SAMPLING),
-    "watermarking": (is_set, CHANGES_SAMPLING),
-    "priority": (is_set, "every session is served alike"),
-}
-"""Extensions of vLLM's server that every dialect takes and that are refused in all of them."""
 
 
 _NONCE = "x-anthropic-billing-header:"

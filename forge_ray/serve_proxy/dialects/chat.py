@@ -4,47 +4,107 @@ from __future__ import annotations
 
 from typing import Any
 
-from forge_ray.serve_proxy.dialects.base import (
-    CHANGES_SAMPLING,
-    VLLM_FIELDS,
+from forge_ray.serve_proxy.dialects.base import Dialect, Overflow, Reply, parse_object, without_nonce
+from forge_ray.serve_proxy.dialects.fields import (
+    BOOKKEEPING,
+    ENGINE_FIELDS,
+    ONE_REPLY,
+    RENDERING,
+    SAMPLING_FIELDS,
+    TEMPERATURES,
     Check,
-    Dialect,
+    Fields,
     Json,
-    Overflow,
-    Refusal,
-    Reply,
-    first_refused,
+    given,
     is_set,
-    more_than_one,
-    parse_object,
-    without_nonce,
+    objects,
+    unsupported,
 )
+from forge_ray.serve_proxy.dialects.refusal import Refusal
 
-_ONE_REPLY = "a call has exactly one reply"
+_LEGACY = "declare `tools`"
 
-SAMPLING_FIELDS: dict[str, tuple[Check, str]] = {
-    "n": (more_than_one, _ONE_REPLY),
-    "best_of": (more_than_one, _ONE_REPLY),
-    "use_beam_search": (is_set, "beam search does not sample"),
-    "logits_processors": (is_set, CHANGES_SAMPLING),
-    "logit_bias": (is_set, CHANGES_SAMPLING),
-    "allowed_token_ids": (is_set, CHANGES_SAMPLING),
-    "bad_words": (is_set, CHANGES_SAMPLING),
-    "min_tokens": (is_set, CHANGES_SAMPLING),
-    "ignore_eos": (is_set, CHANGES_SAMPLING),
-    "thinking_token_budget": (is_set, "it forces tokens that the model did not choose"),
-    "repetition_detection": (is_set, "it ends replies that the model did not end"),
-}
-"""Fields of vLLM's OpenAI servers that change what is sampled."""
-
-_FIELDS: dict[str, tuple[Check, str]] = {
+_REFUSED: dict[str, tuple[Check, str]] = {
     **SAMPLING_FIELDS,
-    **VLLM_FIELDS,
-    "prompt_logprobs": (lambda value: value is not None, "the prompt is not scored"),
+    **ENGINE_FIELDS,
+    "prompt_logprobs": (given, "the prompt is not scored"),
+    "logprob_token_ids": (is_set, "only sampled tokens are scored"),
     "prompt_embeds": (is_set, "the prompt must be tokens"),
     "echo": (is_set, "a reply is what the model said"),
-    "truncate_prompt_tokens": (lambda value: value is not None, "a prompt is served whole or refused"),
+    "truncate_prompt_tokens": (given, "a prompt is served whole or refused"),
 }
+
+_IGNORED = BOOKKEEPING | {
+    "truncation_side": "nothing is truncated",
+    "length_penalty": "of beam search",
+    "early_stopping": "of beam search",
+    "routed_experts_prompt_start": "of data that is not returned",
+    "mm_payload": "of another route",
+    "return_mm_kwargs": "of another route",
+}
+
+_REMOVED = frozenset({"request_id", "session_id", "truncation_side"})
+
+_HONOURED = RENDERING | {
+    "model": "any name is served; another than `policy.served_name` makes the call `aux`",
+    "max_tokens": "an upper bound: cut to what the window leaves",
+    "stream_options": "",
+    "logprobs": "of the distribution that was sampled from",
+    "response_format": "the call is flagged as sampled under a grammar and not trained by default",
+    "spaces_between_special_tokens": "of the text only",
+    "add_special_tokens": "",
+    "return_tokens_as_token_ids": "",
+    "return_token_ids": "",
+    "return_token_offsets": "",
+    "stream_interval": "",
+}
+
+CHAT_FIELDS = Fields(
+    honoured=_HONOURED
+    | {
+        "messages": "",
+        "max_completion_tokens": "as `max_tokens`; the smaller holds",
+        "top_logprobs": "",
+        "tools": "functions",
+        "tool_choice": "`required` and a named function are sampled under a grammar",
+        "parallel_tool_calls": "false: the reply shows the first call only",
+        "reasoning_effort": "a variable of the chat template",
+        "include_reasoning": "",
+        "add_generation_prompt": "",
+        "continue_final_message": "",
+        "documents": "a variable of the chat template",
+        "return_prompt_text": "",
+    },
+    ignored=_IGNORED
+    | {
+        "verbosity": "the chat templates have no such wish",
+        "prediction": "it speeds up, and changes no answer",
+        "web_search_options": "this server runs no tools; the model is not told of any",
+        "moderation": "nothing is moderated",
+    },
+    sampling=TEMPERATURES,
+    refused=_REFUSED
+    | {
+        "functions": (is_set, _LEGACY),
+        "function_call": (lambda value: value not in (None, "none", "auto"), _LEGACY),
+        "audio": (is_set, "replies are text"),
+        "modalities": (lambda value: value not in (None, [], ["text"]), "replies are text"),
+        "chat_template": (is_set, "the run's template holds"),
+    },
+    removed=_REMOVED | {"function_call"},
+)
+
+COMPLETION_FIELDS = Fields(
+    honoured=_HONOURED | {"prompt": "one text, or one list of token ids"},
+    ignored=_IGNORED,
+    sampling=TEMPERATURES,
+    refused=_REFUSED
+    | {
+        "prompt": (lambda prompt: _several_prompts(prompt), ONE_REPLY),
+        "suffix": (is_set, "the model continues a text at its end"),
+    },
+    removed=_REMOVED,
+)
 
 
 class OpenAI(Dialect):
@@ -104,14 +164,15 @@ class Chat(OpenAI):
     name, path, prompt_field = "chat", "/v1/chat/completions", "messages"
     caps = ("max_tokens", "max_completion_tokens")
     reply = ChatReply
+    fields = CHAT_FIELDS
 
     def refuse(self, body: Json) -> Refusal | None:
         if body.get("add_generation_prompt") is False and not body.get("continue_final_message"):
-            return first_refused(body, {"add_generation_prompt": (lambda _: True, "the model answers as the assistant")})
-        return first_refused(body, _FIELDS)
+            return unsupported("add_generation_prompt", "the model answers as the assistant")
+        return self.fields.refuse(body) or _tools(body)
 
     def adapt(self, body: Json) -> bool:
-        changed = False
+        changed = self.fields.remove(body)
         # No tools and an empty list of tools are the same request.
         if body.get("tools") == [] and body.get("tool_choice") in (None, "auto", "none"):
             del body["tools"]
@@ -130,11 +191,19 @@ class Completions(OpenAI):
     name, path, prompt_field = "completions", "/v1/completions", "prompt"
     caps = ("max_tokens",)
     reply = ChatReply
-
-    def refuse(self, body: Json) -> Refusal | None:
-        several = {"prompt": (_several_prompts, _ONE_REPLY), "suffix": (is_set, "the model continues a text at its end")}
-        return first_refused(body, {**_FIELDS, **several})
+    fields = COMPLETION_FIELDS
 
 
 def _several_prompts(prompt: Any) -> bool:
     return isinstance(prompt, list) and len(prompt) > 1 and not all(isinstance(token, int) for token in prompt)
+
+
+def _tools(body: Json) -> Refusal | None:
+    """Tools that are no functions, and choices of them."""
+    for number, tool in enumerate(objects(body.get("tools"))):
+        if (kind := tool.get("type", "function")) != "function":
+            return unsupported(f"tools[{number}]", f"a tool of type {kind!r} cannot be called in this dialect")
+    choice = body.get("tool_choice")
+    if isinstance(choice, dict) and choice.get("type") != "function":
+        return unsupported("tool_choice", f"a choice of type {choice.get('type')!r} cannot be kept to")
+    return None

@@ -2,21 +2,75 @@
 
 from __future__ import annotations
 
-from forge_ray.serve_proxy.dialects.base import VLLM_FIELDS, Check, Json, Refusal, Reply, first_refused, is_set, parse_object
-from forge_ray.serve_proxy.dialects.chat import SAMPLING_FIELDS, OpenAI
+import json
+
+from forge_ray.serve_proxy.dialects import responses_input
+from forge_ray.serve_proxy.dialects.base import Reply, parse_object
+from forge_ray.serve_proxy.dialects.chat import OpenAI
+from forge_ray.serve_proxy.dialects.fields import (
+    BOOKKEEPING,
+    ENGINE_FIELDS,
+    RENDERING,
+    SAMPLING_FIELDS,
+    TEMPERATURES,
+    Fields,
+    Json,
+    is_set,
+)
+from forge_ray.serve_proxy.dialects.refusal import Refusal
 
 _STATELESS = "this server keeps no state between requests; send the whole input"
+_NOT_TOLD = "this server runs no tools; the model is not told of it"
+_INCLUDED = "message.output_text.logprobs"
 
-_FIELDS: dict[str, tuple[Check, str]] = {
-    **SAMPLING_FIELDS,
-    **VLLM_FIELDS,
-    "background": (is_set, _STATELESS),
-    "previous_response_id": (is_set, _STATELESS),
-    "previous_input_messages": (is_set, _STATELESS),
-    "conversation": (is_set, _STATELESS),
-    "prompt": (is_set, "there are no stored prompts"),
-    "truncation": (lambda value: value not in (None, "disabled"), "a prompt is served whole or refused"),
-}
+_FIELDS = Fields(
+    honoured=RENDERING
+    | {
+        "model": "any name is served; another than `policy.served_name` makes the call `aux`",
+        "input": "a text, or items: " + ", ".join(f"`{kind}`" for kind in responses_input.ITEMS + responses_input.CONVERTED),
+        "instructions": "",
+        "max_output_tokens": "an upper bound: cut to what the window leaves",
+        "tools": "`function`, `custom` (a grammar is not kept to), `namespace` of functions; see below for others",
+        "tool_choice": "`required` and a named tool are sampled under a grammar",
+        "parallel_tool_calls": "false: the reply shows the first call only",
+        "reasoning": "`effort` is a variable of the chat template",
+        "include_reasoning": "",
+        "text": "`format` other than text: the call is flagged as sampled under a grammar",
+        "include": f"`{_INCLUDED}`",
+        "top_logprobs": "",
+        "enable_response_messages": "",
+    },
+    ignored=BOOKKEEPING
+    | {
+        "client_metadata": "a note of the client's",
+        "context_management": "the history is served as it comes",
+        "max_tool_calls": "it bounds tools that this server would run, and it runs none",
+        "stream_options": "streams are not padded",
+        "moderation": "nothing is moderated",
+        "mm_payload": "of another route",
+        "return_mm_kwargs": "of another route",
+        "reasoning.summary": "reasoning is returned itself",
+        "reasoning.generate_summary": "reasoning is returned itself",
+        "reasoning.context": "the chat template decides",
+        "reasoning.mode": "there is one mode",
+        "text.verbosity": "the chat templates have no such wish",
+        "include: …": "any but the honoured one: `reasoning.encrypted_content`, results of tools that this server would run",
+        "input: encrypted_content": "another server's; readable reasoning beside it is kept",
+    }
+    | {f"tools: {kind}": _NOT_TOLD for kind in responses_input.HOSTED},
+    sampling=TEMPERATURES,
+    refused=SAMPLING_FIELDS
+    | ENGINE_FIELDS
+    | {
+        "background": (is_set, _STATELESS),
+        "previous_response_id": (is_set, _STATELESS),
+        "previous_input_messages": (is_set, _STATELESS),
+        "conversation": (is_set, _STATELESS),
+        "prompt": (is_set, "there are no stored prompts"),
+        "truncation": (lambda value: value not in (None, "disabled"), "a prompt is served whole or refused"),
+    },
+    removed=frozenset({"service_tier", "request_id", "session_id"}),
+)
 _LAST = (b'"type":"response.completed"', b'"type":"response.incomplete"', b'"type":"response.failed"')
 
 
@@ -44,37 +98,25 @@ class Responses(OpenAI):
     name, path, prompt_field = "responses", "/v1/responses", "input"
     caps = ("max_output_tokens",)
     reply = ResponsesReply
+    fields = _FIELDS
+
+    def stream_error(self, refusal: Refusal, request_id: str) -> bytes:
+        error = {"code": refusal.code or "server_error", "message": refusal.message}
+        response = {"id": request_id, "object": "response", "status": "failed", "error": error, "output": []}
+        event = {"type": "response.failed", "sequence_number": 0, "response": response}
+        return f"event: response.failed\ndata: {json.dumps(event)}\n\n".encode()
 
     def refuse(self, body: Json) -> Refusal | None:
-        return first_refused(body, _FIELDS)
+        return self.fields.refuse(body) or responses_input.refuse(body)
+
+    def unheeded(self, body: Json, *, forced: bool) -> list[str]:
+        included = body.get("include")
+        included = [f"include: {name}" for name in included if name != _INCLUDED] if isinstance(included, list) else []
+        return super().unheeded(body, forced=forced) + included + responses_input.unheeded(body)
 
     def adapt(self, body: Json) -> bool:
-        return any([_assistant_items(body), _free_form_tools(body)])
-
-
-def _assistant_items(body: Json) -> bool:
-    """Clients return assistant items without `type`, or with an empty `content`, which adds nothing."""
-    items = body.get("input")
-    if not isinstance(items, list):
-        return False
-    kept, changed = [], False
-    for item in items:
-        if isinstance(item, dict) and item.get("role") == "assistant" and item.get("type", "message") == "message":
-            if item.get("content") == []:
-                changed = True
-                continue
-            if "type" not in item and isinstance(item.get("content"), list):
-                item, changed = {"type": "message", **item}, True
-        kept.append(item)
-    body["input"] = kept
-    return changed
-
-
-def _free_form_tools(body: Json) -> bool:
-    """A custom tool with a grammar is declared as free text: the grammar would mask the model's own choice, and vLLM refuses it."""
-    changed = False
-    for tool in body.get("tools") or ():
-        form = tool.get("format") if isinstance(tool, dict) and tool.get("type") == "custom" else None
-        if isinstance(form, dict) and form.get("type") == "grammar":
-            tool["format"], changed = {"type": "text"}, True
-    return changed
+        changed = self.fields.remove(body)
+        included = body.get("include")
+        if isinstance(included, list) and any(name != _INCLUDED for name in included):
+            body["include"], changed = [name for name in included if name == _INCLUDED], True
+        return responses_input.adapt(body) or changed

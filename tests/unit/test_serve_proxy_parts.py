@@ -19,7 +19,7 @@ from forge_ray.run_dir import RunDir, write_json
 from forge_ray.serve_proxy import weights
 from forge_ray.serve_proxy.arguments import command_line
 from forge_ray.serve_proxy.disconnects import Disconnects
-from forge_ray.serve_proxy.scripted_engine import choose, load_script
+from forge_ray.serve_proxy.scripted_engine import Script, load_script
 
 KNOWN = ["model", "max_model_len", "enforce_eager", "override_generation_config", "middleware", "seed"]
 
@@ -64,11 +64,39 @@ def test_unknown_and_reserved_arguments(given: dict[str, Any], message: str) -> 
 def test_the_first_rule_that_fits_answers(tmp_path: Path) -> None:
     file = tmp_path / "script.json"
     file.write_text(json.dumps([{"if": "a", "turn": 1, "say": "one"}, {"if": "a", "ids": [1]}, {"turn": 7, "fault": "hang"}]))
-    rules = load_script(file)
-    assert choose(rules, "cat", 1).say == "one"
-    assert choose(rules, "cat", 0).ids == [1]
-    assert choose(rules, "dog", 0).say == "done."
-    assert choose(rules, "dog", 7).fault == "hang"
+    script = Script(load_script(file))
+    assert script.answer("cat#reply#", "#").say == "one"
+    assert script.answer("cat#", "#").ids == [1]
+    assert script.answer("dog#", "#").say == "done."
+    assert script.answer("dog" + "#" * 8, "#").fault == "hang"
+
+
+def test_a_script_tells_conversations_apart(tmp_path: Path) -> None:
+    file = tmp_path / "script.json"
+    rules = [
+        {"of": "A1", "turn": 0, "say": "spawn A12"},
+        {"of": "A12", "turn": 0, "say": "sub"},
+        {"of": "A1", "last": "summarise", "say": "short"},
+        {"of": "A1", "turn": 1, "find": "id=(\\w+)", "say": "wait {found}"},
+    ]
+    file.write_text(json.dumps(rules))
+    script = Script(load_script(file))
+    assert script.answer("task A1 #", "#").say == "spawn A12"
+    assert script.answer("task A12 #", "#").say == "sub"  # a mark that another one begins with
+    assert script.answer("task A1 #spawn A12 started id=x id=y9 #", "#").say == "wait y9"
+    assert script.answer("task A1 #spawn A12 started id=x now summarise #", "#").say == "short"
+    assert script.answer("task summarise A1 #spawn A12 started id=x #", "#").say == "wait x"
+    assert script.answer("nobody's #", "#").say == "done."
+
+
+def test_faults_of_a_script_act_as_often_as_it_says(tmp_path: Path) -> None:
+    file = tmp_path / "script.json"
+    rules = [{"if": "a", "fault": "fail", "times": 2, "say": "at last"}, {"fault": "overflow", "times": 1, "say": "fits"}]
+    file.write_text(json.dumps(rules))
+    script = Script(load_script(file))
+    assert [script.answer("a#", "#").fault for _ in range(3)] == ["fail", "fail", None]
+    assert [script.overflows("b#", "#") for _ in range(2)] == [True, False]
+    assert script.answer("b#", "#").say == "fits" and not script.overflows("a#", "#")
 
 
 @pytest.mark.parametrize("text", ["no json", "[{}]", '[{"say": "x", "ids": [1]}]', '[{"sya": "x"}]', '{"say": "x"}'])

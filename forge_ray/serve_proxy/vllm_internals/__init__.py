@@ -1,4 +1,4 @@
-"""Everything that touches vLLM's internals, so that an upgrade of vLLM touches one file. Written against vLLM 0.32.
+"""Everything that touches vLLM's internals, so that an upgrade of vLLM touches one package. Written against vLLM 0.32.
 
 - `parse_arguments`, `make_engine` and `make_app` make vLLM's own API server app over an engine of ours.
 - `Recording` is the mixin that puts the engine tap (`recording.Recorder`) around `generate`. `RecordingLLM` is AsyncLLM with it,
@@ -12,13 +12,10 @@ the worker's life to the replica's.
 from __future__ import annotations
 
 import asyncio
-import os
-import signal
 from argparse import Namespace
-from collections.abc import AsyncGenerator, Iterable, Iterator
+from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, cast
 
 import torch
@@ -31,24 +28,23 @@ from vllm.distributed.weight_transfer.base import (
 )
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 from vllm.engine.arg_utils import AsyncEngineArgs
-from vllm.engine.protocol import EngineClient
 from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
-from vllm.logprobs import Logprob
-from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
+from vllm.outputs import RequestOutput
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 from vllm.v1.engine.async_llm import AsyncLLM
 
 from forge_ray.config import Config, EvalSampling, Sampling
 from forge_ray.errors import ForgeRayError, UserError
 from forge_ray.serve_proxy import lifeline
+from forge_ray.serve_proxy.admission import NotAdmitted
 from forge_ray.serve_proxy.arguments import command_line
 from forge_ray.serve_proxy.identity import CallContext, current
-from forge_ray.serve_proxy.recording import PromptTooLong, Recorder, forced
-from forge_ray.serve_proxy.scripted_engine import Rule, ScriptedFault, choose, load_script, logprob
+from forge_ray.serve_proxy.recording import Recorder, forced
+from forge_ray.serve_proxy.scripted_engine import load_script
+from forge_ray.serve_proxy.vllm_internals.scripted_client import TASKS, ScriptedClient
 
 REFUSALS: tuple[type[BaseException], ...] = (VLLMClientError, GracefulHTTPError)
 """Exceptions that mean that a request was invalid or not admitted, not that the engine failed."""
-TASKS = ("generate",)
 FILE_BACKEND = "forge_ray_file"
 KEPT = (
     "max_tokens",
@@ -135,9 +131,10 @@ class Recording:
         ids = prompt["prompt_token_ids"]
         params = used_parameters(sampling_params, forced(context.purpose, self.sampling, self.eval_sampling))
         try:
-            params.max_tokens, cap = await self.recorder.admit(context, len(ids), params.max_tokens)
-        except PromptTooLong as error:
-            raise VLLMValidationError(str(error), parameter="input_tokens", value=error.prompt_tokens) from error
+            await self.recorder.turn(context)
+            params.max_tokens, cap = await self.recorder.admit(context, self.prompt_tokens(ids), params.max_tokens)
+        except NotAdmitted as error:  # the edge answers in the words that belong to it
+            raise VLLMValidationError(str(error)) from error
         params.min_tokens = min(params.min_tokens, params.max_tokens)
         call = await self.recorder.open(
             context,
@@ -154,8 +151,14 @@ class Recording:
             async for output in outputs:
                 yield output
 
+    def prompt_tokens(self, ids: Sequence[int]) -> int:
+        """How many tokens a prompt takes of the window."""
+        return len(ids)
+
     async def abort_session(self, session: str, timeout_s: float = 30.0) -> int:
-        """Abort every running call of a session and wait until each has its end event; returns how many there were."""
+        """Turn away the waiting requests of a session, abort its running calls and wait until each has its end event; returns how many ran."""
+        if self.recorder.admission is not None:
+            self.recorder.admission.drop(session)
         calls = self.recorder.calls_of(session)
         if calls:
             await self.abort([call.id for call in calls])  # type: ignore[attr-defined]
@@ -220,131 +223,7 @@ class RecordingLLM(Recording, AsyncLLM):
         await super().check_health()
 
 
-class _ScriptedClient(EngineClient):
-    """An engine without a model: tokens from a script, everything else as vLLM does it (validation, stop handling, detokenisation)."""
-
-    def __init__(self, vllm_config: Any, rules: list[Rule], chat_template: str | None) -> None:
-        from vllm.renderers import renderer_from_config
-        from vllm.v1.engine.input_processor import InputProcessor
-
-        self.vllm_config = vllm_config
-        self.model_config = vllm_config.model_config
-        self.renderer = renderer_from_config(vllm_config)
-        self.input_processor = InputProcessor(vllm_config, self.renderer)
-        self.tokenizer: Any = self.renderer.get_tokenizer()
-        self.rules = rules
-        self._turn_mark = self._assistant_mark(chat_template)
-        self._aborted: dict[str, asyncio.Event] = {}
-
-    is_running = property(lambda self: True)
-    is_stopped = property(lambda self: False)
-    errored = property(lambda self: False)
-    dead_error = property(lambda self: RuntimeError("the scripted engine does not die"))
-
-    async def get_supported_tasks(self) -> Any:
-        return TASKS
-
-    def _assistant_mark(self, chat_template: str | None) -> str:
-        """What the chat template writes before each assistant message."""
-        options = {"tokenize": False, "chat_template": Path(chat_template).read_text() if chat_template else None}
-        messages = [{"role": "user", "content": "x"}]
-        bare = self.tokenizer.apply_chat_template(messages, add_generation_prompt=False, **options)
-        full = self.tokenizer.apply_chat_template(messages, add_generation_prompt=True, **options)
-        lines = full.removeprefix(bare).strip().splitlines()
-        if not full.startswith(bare) or not lines:
-            raise UserError("the chat template has no generation prompt, so turns cannot be counted", where="policy.chat_template")
-        return lines[0]
-
-    async def generate(
-        self, prompt: Any, sampling_params: SamplingParams, request_id: str, **_: Any
-    ) -> AsyncGenerator[RequestOutput, None]:
-        from vllm.v1.engine.detokenizer import IncrementalDetokenizer
-
-        request = self.input_processor.process_inputs(request_id, prompt, sampling_params, supported_tasks=TASKS)
-        params = request.sampling_params
-        assert params is not None and params.max_tokens is not None
-        text = self.tokenizer.decode(prompt["prompt_token_ids"])
-        rule = choose(self.rules, text, text.count(self._turn_mark) - 1)
-        end = params.eos_token_id if params.eos_token_id is not None else self.tokenizer.eos_token_id
-        ids = rule.ids if rule.ids is not None else [*self.tokenizer.encode(rule.say or "", add_special_tokens=False), end]
-        detokenizer = IncrementalDetokenizer.from_new_request(self.tokenizer, request)
-        delta = params.output_kind == RequestOutputKind.DELTA
-        starts: list[tuple[str, int]] = []
-        entries: list[dict[int, Logprob]] = []
-        aborted = self._aborted[request_id] = asyncio.Event()
-
-        def output(reason: str | None, stop: int | str | None, new: list[int]) -> RequestOutput:
-            edges = [start for _, start in starts[1:]] + [len(entries)]
-            spans = [WeightVersionSpan(version, start, to) for (version, start), to in zip(starts, edges, strict=True)] if starts else None
-            shown = new if delta else list(detokenizer.output_token_ids)
-            completion = CompletionOutput(
-                index=0,
-                text=detokenizer.get_next_output_text(reason is not None, delta),
-                token_ids=shown,
-                cumulative_logprob=None,
-                logprobs=entries[len(entries) - len(shown) :],
-                finish_reason=reason,
-                stop_reason=stop,
-                weight_versions=spans if reason else None,
-            )
-            return RequestOutput(request_id, None, prompt["prompt_token_ids"], None, [completion], reason is not None, num_cached_tokens=0)
-
-        try:
-            for position, token in enumerate([*ids, None]):
-                if rule.fault and position >= min(rule.after, len(ids)):
-                    await self._fault(rule, aborted)
-                await asyncio.sleep(rule.delay_s)
-                if aborted.is_set() or token is None:
-                    yield output("abort" if aborted.is_set() else "stop", None, [])
-                    return
-                if not starts or starts[-1][0] != self.recorder.version:  # type: ignore[attr-defined]
-                    starts.append((self.recorder.version, position))  # type: ignore[attr-defined]
-                entries.append({token: Logprob(logprob(position, token))})
-                ends = (not params.ignore_eos and token == params.eos_token_id) or token in (params.stop_token_ids or ())
-                stop = detokenizer.update([token], ends) or (token if ends and token != params.eos_token_id else None)
-                if ends or stop is not None or position == len(ids) - 1:
-                    yield output("stop", stop, [token])
-                    return
-                if position + 1 >= params.max_tokens:
-                    yield output("length", None, [token])
-                    return
-                if delta:
-                    yield output(None, None, [token])
-        finally:
-            self._aborted.pop(request_id, None)
-
-    async def _fault(self, rule: Rule, aborted: asyncio.Event) -> None:
-        if rule.fault == "die":
-            os.kill(os.getpid(), signal.SIGKILL)
-        if rule.fault == "fail":
-            raise ScriptedFault("the script says that the engine fails here")
-        await aborted.wait()
-
-    async def abort(self, request_id: str | Iterable[str]) -> None:
-        for name in [request_id] if isinstance(request_id, str) else request_id:
-            if name in self._aborted:
-                self._aborted[name].set()
-
-    async def check_health(self) -> None:
-        return None
-
-    async def is_tracing_enabled(self) -> bool:
-        return False
-
-    def shutdown(self, timeout: float | None = None) -> None:
-        self.renderer.shutdown()
-
-
-async def _not_scripted(self: Any, *_: Any, **__: Any) -> Any:
-    raise NotImplementedError("the scripted engine has no such operation")
-
-
-for _name in list(_ScriptedClient.__abstractmethods__):
-    setattr(_ScriptedClient, _name, _not_scripted)
-_ScriptedClient.__abstractmethods__ = frozenset()
-
-
-class ScriptedLLM(Recording, _ScriptedClient):
+class ScriptedLLM(Recording, ScriptedClient):
     """The scripted engine with the engine tap. A weight update changes its version label and nothing else."""
 
     async def update_policy(self, path: str, version: str) -> None:
@@ -352,6 +231,10 @@ class ScriptedLLM(Recording, _ScriptedClient):
 
     async def label(self, version: str) -> None:
         self.recorder.version = version
+
+    def prompt_tokens(self, ids: Sequence[int]) -> int:
+        """Above the window where the script says so."""
+        return max(len(ids), self.recorder.engine_window) if self.overflows(ids) else len(ids)
 
 
 Engine = RecordingLLM | ScriptedLLM

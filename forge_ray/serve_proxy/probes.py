@@ -7,6 +7,8 @@ from typing import Any
 from starlette.responses import JSONResponse, Response
 from starlette.types import Receive, Scope, Send
 
+from forge_ray.serve_proxy.dialects.gemini import model_card
+
 _LISTS = ("/models", "/v1/models", "/api/v1/models")
 
 
@@ -18,6 +20,8 @@ def answer(method: str, path: str, *, served_name: str, window: int) -> Response
         return JSONResponse({"object": "list", "data": [model], "has_more": False, "first_id": served_name, "last_id": served_name})
     if read and any(path.startswith(f"{listing}/") for listing in _LISTS):
         return JSONResponse(_model(path.split("/models/", 1)[1], window))
+    if read and (gemini := model_card(path, served_name, window)) is not None:
+        return JSONResponse(gemini)
     if read and path in ("/health", "/api/hello", "/"):
         return Response(status_code=200)
     if method == "GET" and path.endswith("/responses"):

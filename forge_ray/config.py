@@ -143,6 +143,15 @@ class Proxy(Section):
     """Keep request and response bodies under `bodies/`, not only their digests."""
     max_body_bytes: Count = 32 * 2**20
     """Largest request body; above it 413."""
+    max_running: Count | None = None
+    """Requests that a replica's engine has at once; nothing: 1.25 times its `max_num_seqs`. The others wait, free places go round the
+    sessions."""
+    max_waiting: Annotated[int, Field(ge=0)] = 4096
+    """Requests that may wait in a replica; above it 429 with `retry-after`."""
+    max_pause_s: Positive = 300
+    """Longest wait for a weight update; above it 503 with `retry-after`."""
+    keepalive_s: NonNegative = 10
+    """Longest silence of a streamed reply, before the first token too: then a comment (messages: a ping) is sent; 0 = any."""
 
 
 class Harness(Section):

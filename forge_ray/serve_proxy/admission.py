@@ -19,8 +19,11 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from typing import Any
 
+from forge_ray.config import Proxy
 from forge_ray.errors import ForgeRayError
 
+OVERCOMMIT = 1.25
+"""Requests per sequence of the engine's batch, so that the next one is there when a place comes free."""
 PAUSE_RETRY_S = 5
 """What a client is told to wait when a pause lasts too long, seconds."""
 MAX_RETRY_S = 60
@@ -56,6 +59,12 @@ class SessionClosed(NotAdmitted):
     """The session was closed while the request waited."""
 
     status, code, reason = 403, "session_closed", "closed"
+
+
+class LimitReached(NotAdmitted):
+    """The session has used up a limit: `calls` or `tokens`."""
+
+    status, code, reason = 400, "context_length_exceeded", "limit"
 
 
 class Ticket:
@@ -113,10 +122,10 @@ class Ticket:
 
 
 class Admission:
-    """All requests of one replica. `max_running`: requests that the engine may have at once; `max_waiting`: those beyond; `max_pause_s`: longest
-    wait for a weight update, seconds."""
+    """All requests of one replica. `max_running`: requests that the engine may have at once; `max_waiting`: those beyond; `max_pause_s`:
+    longest wait for a weight update, seconds."""
 
-    def __init__(self, max_running: int, max_waiting: int, max_pause_s: float) -> None:
+    def __init__(self, max_running: int = 1 << 30, max_waiting: int = 0, max_pause_s: float = 60.0) -> None:
         self.max_running, self.max_waiting, self.max_pause_s = max_running, max_waiting, max_pause_s
         self._queues: OrderedDict[str, deque[Ticket]] = OrderedDict()
         self._tickets = self._running = 0
@@ -125,6 +134,11 @@ class Admission:
         self._expired = False
         self._seconds = 1.0
         """Smoothed time that a request holds its place."""
+
+    @classmethod
+    def of(cls, proxy: Proxy, slots: int) -> Admission:
+        """As the config says; `slots`: sequences that the engine computes at once."""
+        return cls(proxy.max_running or math.ceil(slots * OVERCOMMIT), proxy.max_waiting, proxy.max_pause_s)
 
     @property
     def running(self) -> int:

@@ -54,6 +54,7 @@ class Policy:
 
     async def _build(self) -> Any:
         from forge_ray.serve_proxy import vllm_internals, weights
+        from forge_ray.serve_proxy.admission import Admission
         from forge_ray.serve_proxy.disconnects import Disconnects
         from forge_ray.serve_proxy.edge import Edge, EdgeSettings
         from forge_ray.serve_proxy.recording import Recorder
@@ -78,6 +79,8 @@ class Policy:
             version="",
             refusals=vllm_internals.REFUSALS,
         )
+        slots = int(self.engine.vllm_config.scheduler_config.max_num_seqs)
+        self.admission = self.recorder.admission = Admission.of(config.proxy, slots)
         self._expected = weights.checkpoint(self.model_dir)
         self._tied = bool(getattr(self.engine.model_config.hf_config, "tie_word_embeddings", False))
         await self.engine.label(f"{self.incarnation}.init")
@@ -85,13 +88,9 @@ class Policy:
             # Again, if newer ones were published meanwhile.
             await self._load(current[0], current[1])
         app = await vllm_internals.make_app(self.engine, args)
-        settings = EdgeSettings(
-            served_name=config.policy.served_name,
-            window=self.index.window(window),
-            max_body_bytes=config.proxy.max_body_bytes,
-            bodies=self.run.bodies if config.proxy.keep_bodies else None,
-        )
-        self.edge = Edge(app, settings=settings, sessions=Sessions(secret(self.run)), index=self.index, log=self.log)
+        settings = EdgeSettings.of(config, self.index.window(window), self.run.bodies)
+        sessions = Sessions(secret(self.run))
+        self.edge = Edge(app, settings=settings, sessions=sessions, index=self.index, log=self.log, admission=self.admission)
         self._ready = True
         return Disconnects(self.edge)
 
@@ -118,11 +117,15 @@ class Policy:
         """One step (init | start | update | finish) of vLLM's weight-transfer protocol for a trainer that sends by a backend of vLLM's own
         (nccl). Untested: no GPU has run it."""
         async with self._updating:
+            if step == "start":
+                self.admission.pause()
             await self.engine.transfer(step, info or {}, version)  # type: ignore[union-attr]
+            if step == "finish":
+                self.admission.resume()
         return {"replica": self.replica, "version": self.recorder.version}
 
     async def status(self) -> dict[str, Any]:
-        """What the replica is doing."""
+        """What the replica is doing. `running` and `waiting` are requests, `live` the engine's calls."""
         return {
             "replica": self.replica,
             "pid": os.getpid(),
@@ -132,6 +135,7 @@ class Policy:
             "sampled_tokens": self.recorder.sampled_tokens,
             "window": self.index.window(self.recorder.engine_window),
             "sessions": len(self.index.sessions()),
+            **self.admission.status(),
         }
 
     async def check_health(self) -> None:
@@ -164,7 +168,8 @@ class Policy:
         path = await asyncio.to_thread(with_file.__enter__)
         try:
             weights.check(path, self._expected, tied=self._tied)
-            await self.engine.update_policy(path, version)
+            with self.admission.paused():
+                await self.engine.update_policy(path, version)
         finally:
             await asyncio.to_thread(with_file.__exit__, None, None, None)
 

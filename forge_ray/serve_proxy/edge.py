@@ -25,12 +25,16 @@ from urllib.parse import parse_qs
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
 
+from forge_ray.config import Config
+from forge_ray.rollout import Purpose
 from forge_ray.serve_proxy import dialects, identity, kinds, probes
+from forge_ray.serve_proxy.admission import Admission, NotAdmitted
 from forge_ray.serve_proxy.delivery import Delivery
 from forge_ray.serve_proxy.dialects import Refusal
 from forge_ray.serve_proxy.dialects.base import Inner, Json, parse_object
 from forge_ray.serve_proxy.exchange import Client, Gone, Tee, TooLarge, inner_scope
 from forge_ray.serve_proxy.identity import CallContext
+from forge_ray.serve_proxy.keepalive import Pulse
 from forge_ray.serve_proxy.refusals import Caller, Refusals
 from forge_ray.serve_proxy.session_index import SessionIndex
 from forge_ray.serve_proxy.sessions import Session, Sessions, UnknownSession
@@ -51,13 +55,40 @@ class EdgeSettings:
     max_body_bytes: int
     bodies: Path | None = None
     """Where request and response bodies are kept; None: only their digests are."""
+    keepalive_s: float = 10.0
+    """Longest silence of a stream, seconds; 0 = any."""
+    obeyed: frozenset[Purpose] = frozenset()
+    """Purposes whose requests choose their own sampling parameters."""
+
+    @classmethod
+    def of(cls, config: Config, window: int, bodies: Path) -> EdgeSettings:
+        """As the config says; `bodies`: where they are kept, if they are."""
+        return cls(
+            served_name=config.policy.served_name,
+            window=window,
+            max_body_bytes=config.proxy.max_body_bytes,
+            bodies=bodies if config.proxy.keep_bodies else None,
+            keepalive_s=config.proxy.keepalive_s,
+            obeyed=frozenset({"eval"}) if config.policy.eval_sampling.mode == "harness" else frozenset(),
+        )
 
 
 class Edge:
     """ASGI application. One per replica, used in one event loop."""
 
-    def __init__(self, app: ASGIApp, *, settings: EdgeSettings, sessions: Sessions, index: SessionIndex, log: CallLogWriter) -> None:
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        settings: EdgeSettings,
+        sessions: Sessions,
+        index: SessionIndex,
+        log: CallLogWriter,
+        admission: Admission | None = None,
+    ) -> None:
         self._app, self._settings, self._sessions, self._index = app, settings, sessions, index
+        self._admission = admission or Admission()
+        self._pulse = Pulse(settings.keepalive_s)
         self._refusals = Refusals(index, log, settings.window)
         self._delivery = Delivery(index, log, settings.bodies)
         self._live: Counter[str] = Counter()
@@ -202,12 +233,19 @@ class Edge:
         self, caller: Caller, session: Session, inner: Inner, raw: bytes, scope: Scope, headers: Headers, client: Client, send: Send
     ) -> None:
         """A request for a completion. `raw` is the body as it came, `inner` what it says."""
-        body = inner.body
+        body, asked_model = inner.body, inner.body.get("model")
+        forced = session.purpose not in self._settings.obeyed
+        ignored = [*inner.ignored, *caller.dialect.unheeded(body, forced=forced)]
         renamed, side_model = self._rename(body)
         asked, clamped = caller.dialect.clamp(body, self._settings.window)
         adapted = caller.dialect.adapt(body)
         sent = json.dumps(body).encode() if renamed or clamped or adapted or inner.translated else raw
         kind, conversation = kinds.classify(headers, body, side_model=side_model)
+        try:
+            ticket = self._admission.arrive(session.session)
+        except NotAdmitted as error:
+            await self._refuse(caller, error.reason, self._refusals.not_admitted(caller, error), scope, client, send)
+            return
         context = CallContext(
             session=session.session,
             purpose=session.purpose,
@@ -218,14 +256,21 @@ class Edge:
             kind=kind,
             conversation_hint=conversation,
             asked_tokens=asked,
+            model=asked_model,
+            ignored=ignored,
+            ticket=ticket,
         )
         self._delivery.arrived(context)
         tee = self._tee(caller, context, scope, client, send)
+        if context.streamed:
+            self._pulse.add(tee)
         restore = identity.current.set(context)
         try:
             await self._pass_on(caller, tee, inner, scope, sent, client)
         finally:
             identity.current.reset(restore)
+            ticket.leave()
+            self._pulse.remove(tee)
             await self._whatever_happens(session.session, self._delivery.conclude(context, tee, raw))
 
     async def _pass_on(self, caller: Caller, tee: Tee, inner: Inner, scope: Scope, body: bytes, client: Client) -> None:
@@ -237,19 +282,14 @@ class Edge:
             logger.exception("%s failed (%s)", caller.path, caller.request_id)
             if tee.ended or client.left:
                 return
-            if tee.started:
+            if tee.begun:
                 raise
             await tee.fail(500)
 
     def _tee(self, caller: Caller, context: CallContext | None, scope: Scope, client: Client, send: Send) -> Tee:
-        async def on_error(status: int, content: bytes) -> None:
-            refusal, reason = self._refusals.translate(caller, context, status, content)
-            if reason is not None:
-                await self._refusals.note(caller, reason, refusal.status)
-            await self._refusals.respond(caller, refusal, scope, client.replay(b""), send)
-
+        answers = self._refusals.answers(caller, context, scope, client.replay(b""), send)
         keep = context is not None and self._settings.bodies is not None
-        return Tee(client, send, caller.dialect.reply, on_error, keep=keep)
+        return Tee(client, send, caller.dialect.reply, answers, context=context, comment=caller.dialect.keep_alive, keep=keep)
 
     async def _refuse(self, caller: Caller, reason: str, refusal: Refusal, scope: Scope, client: Client, send: Send) -> None:
         await self._refusals.note(caller, reason, refusal.status)

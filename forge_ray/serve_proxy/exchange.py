@@ -1,7 +1,8 @@
 """One HTTP request of a client, from its first byte to its last: the plumbing below the edge's decisions.
 
 `Client` reads the body and then watches for the client's leaving, whatever the app does; `Tee` passes a response on piece by piece
-as it comes, and takes notes. Nothing is held back, except the body of an error, which has to be put into the dialect's words.
+as it comes, and takes notes. Held back are only the body of an error, which has to be put into the dialect's words, and what the app says
+before the engine has said anything.
 """
 
 from __future__ import annotations
@@ -9,12 +10,14 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import time
-from collections.abc import Awaitable, Callable
+from collections.abc import Callable
+from typing import Protocol
 
 from starlette.datastructures import Headers
 from starlette.types import Message, Receive, Scope, Send
 
 from forge_ray.serve_proxy.dialects import Reply
+from forge_ray.serve_proxy.identity import CallContext
 
 
 class TooLarge(Exception):
@@ -81,11 +84,25 @@ class Client:
             self._watch.cancel()
 
 
+class Answers(Protocol):
+    """How an exchange is answered in the app's place."""
+
+    async def error(self, status: int, content: bytes) -> int:
+        """Send a whole response for the app's error (`status` and body); gives the status that was sent."""
+
+    async def event(self, status: int) -> bytes:
+        """The error as the last event of a stream that has begun."""
+
+
 class Tee:
     """A `send` for the app that notes what went to the client.
 
-    `make_reply(streamed)` gives the reader of a successful response; `on_error(status, body)` answers in place of one with an error
-    status. `keep`: hold the whole response in `kept`.
+    `make_reply(streamed)` gives the reader of a successful response; `answers` answers in place of one with an error status. `keep`: hold
+    the whole response in `kept`.
+
+    A stream is held back until the engine has given its first output (`context.begun`): until then the request may still turn out to be
+    one that must be refused, with a status of its own. `keep_alive` lets the headers go earlier; an error after that is the stream's last
+    event.
     """
 
     def __init__(
@@ -93,13 +110,15 @@ class Tee:
         client: Client,
         send: Send,
         make_reply: Callable[[bool], Reply],
-        on_error: Callable[[int, bytes], Awaitable[None]],
+        answers: Answers,
         *,
+        context: CallContext | None = None,
+        comment: bytes = b"",
         keep: bool = False,
     ) -> None:
         self._client, self._send, self._make_reply = client, send, make_reply
-        self._on_error, self._keep = on_error, keep
-        self._began = time.monotonic()
+        self._answers, self._context, self._comment, self._keep = answers, context, comment, keep
+        self._began = self._spoke = time.monotonic()
         self._digest, self._error = hashlib.sha256(), bytearray()
         self.status = 0
         """HTTP status of the app's response; 0 before there is one."""
@@ -112,6 +131,8 @@ class Tee:
         self.last_byte_s: float | None = None
         self.kept = bytearray()
         self._handed_over = False
+        self._held: list[Message] = []
+        self._lock = asyncio.Lock()
 
     @property
     def response_sha256(self) -> str:
@@ -122,46 +143,110 @@ class Tee:
         """The client was there to the end of a successful response that came to its proper end."""
         return self._handed_over and self.reply is not None and self.reply.complete
 
+    @property
+    def begun(self) -> bool:
+        """A part of the reply itself has gone to the client."""
+        return self.started and (self._context is None or self._context.begun)
+
+    @property
+    def _streamed(self) -> bool:
+        return self.reply is not None and self.reply.streamed
+
+    @property
+    def _spoiled(self) -> bool:
+        """The engine was not asked, or failed: what the app makes of that is not what the client gets."""
+        context = self._context
+        return context is not None and (context.refusal is not None or (context.failed is not None and not context.begun))
+
     async def send(self, message: Message) -> None:
         """The app's `send`."""
+        async with self._lock:
+            await self._take(message)
+
+    async def _take(self, message: Message) -> None:
+        if self.ended:
+            return
         if message["type"] == "http.response.start":
             self.status = message["status"]
             if self.status >= 400:
                 return
             kind = Headers(raw=message.get("headers", [])).get("content-type", "")
             self.reply = self._make_reply(kind.startswith("text/event-stream"))
-            self.started = True
-            await self._send(message)
+            self._held.append(message)
+            if self._context is None or not self._streamed:
+                await self._flush()
         elif message["type"] != "http.response.body":
             await self._send(message)
         elif self.reply is None:
-            await self._error_body(message)
+            self._error += message.get("body", b"")
+            if not message.get("more_body", False):
+                await self._instead(self.status, bytes(self._error))
+        elif self._streamed and self._spoiled:
+            await self._instead(500, b"")
         else:
-            await self._body(message, self.reply)
+            self._held.append(message)
+            last = not message.get("more_body", False)
+            if self.started or last or self._context is None or self._context.begun:
+                await self._flush()
 
     async def fail(self, status: int) -> None:
-        """Answer an error of our own, where the app has sent nothing."""
-        self.status, self.started = status, True
-        await self._on_error(status, b"")
+        """Answer an error of our own in the app's place, or as the last event of a stream that has begun."""
+        async with self._lock:
+            if not self.ended:
+                await self._instead(status, b"")
+
+    def silent_since(self) -> float | None:
+        """See `keepalive.Stream`."""
+        if self.ended or not self._streamed or self._lock.locked() or self._client.left:
+            return None
+        return self._spoke
+
+    async def keep_alive(self) -> None:
+        """Send the headers, if they have not gone yet, and a comment. vLLM's app sends whole events, so this is never inside of one."""
+        async with self._lock:
+            if self.ended or not self._streamed or self._spoiled:
+                return
+            await self._flush()
+            self._note(self._comment)
+            await self._send({"type": "http.response.body", "body": self._comment, "more_body": True})
+
+    async def _flush(self) -> None:
+        held, self._held = self._held, []
+        for message in held:
+            self._spoke = time.monotonic()
+            if message["type"] == "http.response.start":
+                self.started = True
+                await self._send(message)
+            else:
+                await self._body(message)
+
+    async def _instead(self, status: int, content: bytes) -> None:
+        """The client gets an error in place of what the app sends."""
+        self._held.clear()
+        if self.started:
+            event = await self._answers.event(status)
+            self._note(event)
+            await self._send({"type": "http.response.body", "body": event, "more_body": False})
+        else:
+            self.started, self.reply = True, None
+            self.status = await self._answers.error(status, content)
         self.ended = True
 
-    async def _error_body(self, message: Message) -> None:
-        self._error += message.get("body", b"")
-        if not message.get("more_body", False):
-            self.started = True
-            await self._on_error(self.status, bytes(self._error))
-            self.ended = True
+    def _note(self, chunk: bytes) -> None:
+        self._digest.update(chunk)
+        self.bytes += len(chunk)
+        self._spoke = time.monotonic()
+        if self._keep:
+            self.kept += chunk
 
-    async def _body(self, message: Message, reply: Reply) -> None:
+    async def _body(self, message: Message) -> None:
+        assert self.reply is not None
         chunk, last = message.get("body", b""), not message.get("more_body", False)
         if chunk:
-            self._digest.update(chunk)
-            self.bytes += len(chunk)
-            if self._keep:
-                self.kept += chunk
+            self._note(chunk)
             if self.first_byte_s is None:
                 self.first_byte_s = time.monotonic() - self._began
-        reply.feed(chunk, last)
+        self.reply.feed(chunk, last)
         if not last:
             await self._send(message)
             return

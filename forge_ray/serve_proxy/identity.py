@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 from forge_ray.rollout import Purpose
+from forge_ray.serve_proxy.admission import NotAdmitted, Ticket
 
 Dialect = Literal["chat", "completions", "responses", "messages", "gemini"]
 Kind = Literal["agent", "subagent", "compaction", "aux"]
@@ -34,6 +35,12 @@ class CallContext:
     """Conversation id that a header of the harness gave; None: found by prefix matching."""
     asked_tokens: int | None = None
     """Output cap in the request as the harness wrote it (before the edge's clamp); None: none."""
+    model: str | None = None
+    """Model name in the request as the harness wrote it."""
+    ignored: list[str] = field(default_factory=list)
+    """What in the request has no effect, by name (`Dialect.unheeded`)."""
+    ticket: Ticket | None = None
+    """The request's place among those that want the engine; None: it need not wait."""
 
     # ---- filled in by the engine tap ----
     calls: list[str] = field(default_factory=list)
@@ -48,6 +55,10 @@ class CallContext:
     the prompt did not fit `limits.context_tokens` (then the engine was not asked and an overflow error was raised)."""
     failed: str | None = None
     """One line: why the engine failed under the last call."""
+    refusal: NotAdmitted | None = None
+    """Why the engine was not asked, although vLLM's app wanted to."""
+    begun: bool = False
+    """The engine has given its first output: what the app sends from now on is the reply."""
 
 
 current: ContextVar[CallContext | None] = ContextVar("forge_ray_call", default=None)

@@ -20,6 +20,7 @@ from typing import Any, Literal, Protocol, TypeVar
 from forge_ray.config import EvalSampling, Proxy, Sampling
 from forge_ray.errors import ForgeRayError
 from forge_ray.rollout import Purpose
+from forge_ray.serve_proxy.admission import Admission, LimitReached, NotAdmitted, SessionClosed
 from forge_ray.serve_proxy.identity import CallContext, Limit
 from forge_ray.serve_proxy.session_index import SessionIndex, session_event
 from forge_ray.trajectories.call_log import CallLogWriter
@@ -29,8 +30,10 @@ Cap = Literal["request", "call", "tokens", "context", "window"]
 engine's window. Only the session's limits end the session."""
 
 
-class PromptTooLong(ForgeRayError):
+class PromptTooLong(NotAdmitted):
     """The prompt leaves no room for one sampled token."""
+
+    status, code, reason = 400, "context_length_exceeded", "overflow"
 
     def __init__(self, prompt_tokens: int, window: int) -> None:
         self.prompt_tokens, self.window = prompt_tokens, window
@@ -113,28 +116,68 @@ class Recorder:
         self.log, self.index, self.proxy, self.engine_window = log, index, proxy, window
         self.version = version
         self.refusals = refusals
+        self.admission: Admission | None = None
+        """Where the requests wait; None: nothing bounds them."""
         self.live: dict[str, LiveCall] = {}
         self.calls = 0
         self.sampled_tokens = 0
         self._ends: set[asyncio.Task[None]] = set()
 
+    async def turn(self, context: CallContext) -> None:
+        """Wait until the engine may be asked. Raises `NotAdmitted`, and leaves it in the context for the edge."""
+        try:
+            if context.ticket is not None:
+                await context.ticket.turn()
+            if self.index.closed(context.session):
+                raise SessionClosed(f"Session {context.session} is closed")
+        except NotAdmitted as error:
+            context.refusal = error
+            raise
+
     async def admit(self, context: CallContext, prompt_tokens: int, requested: int | None) -> tuple[int, Cap]:
-        """Largest number of tokens that the call may sample, and what set it. Raises `PromptTooLong`; if it is `limits.context_tokens` that
-        the prompt does not fit, the session has reached its limit."""
-        window = self.index.window(self.engine_window)
-        if prompt_tokens >= window:
-            if window < self.engine_window:
-                await self._reach(context, "context")
-            raise PromptTooLong(prompt_tokens, window)
-        bounds: list[tuple[int, Cap]] = [(window - prompt_tokens, "context" if window < self.engine_window else "window")]
-        remaining = self.index.remaining_tokens(context.session)
-        if remaining is not None:
-            bounds.append((max(1, remaining), "tokens"))
-        if self.proxy.max_call_tokens is not None:
-            bounds.append((self.proxy.max_call_tokens, "call"))
-        if requested is not None:
-            bounds.append((requested, "request"))
-        return min(bounds, key=lambda bound: bound[0])
+        """Largest number of tokens that the call may sample, and what set it. `open` must follow without a break: an open call holds what
+        it may still sample, so a session's limit of tokens holds to the token. A call that cannot have all it may ask for waits for another
+        of the session to end.
+
+        Raises `PromptTooLong` and `NotAdmitted`; if it is `limits.context_tokens` that the prompt does not fit, the session has reached its
+        limit.
+        """
+        while True:
+            if limit := self.index.exhausted(context.session):
+                await self._reach(context, limit)
+                context.refusal = LimitReached(f"the session's limit of {limit} is reached")
+                raise context.refusal
+            window = self.index.window(self.engine_window)
+            if prompt_tokens >= window:
+                if window < self.engine_window:
+                    await self._reach(context, "context")
+                context.refusal = PromptTooLong(prompt_tokens, window)
+                raise context.refusal
+            bounds: list[tuple[int, Cap]] = [(window - prompt_tokens, "context" if window < self.engine_window else "window")]
+            remaining = self.index.remaining_tokens(context.session)
+            if remaining is not None:
+                bounds.append((remaining, "tokens"))
+            if self.proxy.max_call_tokens is not None:
+                bounds.append((self.proxy.max_call_tokens, "call"))
+            if requested is not None:
+                bounds.append((requested, "request"))
+            most = min(bounds, key=lambda bound: bound[0])
+            others = [] if remaining is None else self.calls_of(context.session)
+            if remaining is None or most[0] <= remaining - sum(call.max_tokens - len(call.ids) for call in others):
+                return most
+            await self._one_of(others, context)
+
+    async def _one_of(self, calls: list[LiveCall], context: CallContext) -> None:
+        """Wait for the first of `calls` to end; meanwhile others may use the engine."""
+        if context.ticket is not None:
+            context.ticket.stand_back()
+        ends = [asyncio.ensure_future(call.done.wait()) for call in calls]
+        try:
+            await asyncio.wait(ends, return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            for end in ends:
+                end.cancel()
+        await self.turn(context)
 
     async def open(
         self,
@@ -175,6 +218,8 @@ class Recorder:
                     "masked_by_grammar": masked_by_grammar,
                     "max_tokens": max_tokens,
                     "version": self.version,
+                    "ignored": context.ignored,
+                    "model": context.model,
                 }
             )
         except asyncio.CancelledError:
@@ -196,6 +241,7 @@ class Recorder:
                 self._take(call, completion, delta)
                 if output.finished:
                     await self._finish(call, completion)
+                call.context.begun = True
                 yield output
         except (asyncio.CancelledError, GeneratorExit):
             await self._shielded(self._end(call, "cancelled"))

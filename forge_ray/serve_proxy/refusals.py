@@ -8,14 +8,16 @@ from __future__ import annotations
 
 import logging
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
+from forge_ray.serve_proxy.admission import LimitReached, NotAdmitted
 from forge_ray.serve_proxy.dialects import Dialect, Overflow, Refusal, read_overflow
 from forge_ray.serve_proxy.dialects.base import parse_object
 from forge_ray.serve_proxy.identity import CallContext, Limit
+from forge_ray.serve_proxy.recording import PromptTooLong
 from forge_ray.serve_proxy.session_index import SessionIndex
 from forge_ray.serve_proxy.sessions import Session
 from forge_ray.trajectories.call_log import CallLogError, CallLogWriter
@@ -43,11 +45,16 @@ class Refusals:
 
     async def respond(self, caller: Caller, refusal: Refusal, scope: Scope, receive: Receive, send: Send) -> None:
         """Answer with `refusal`."""
+        refusal = _dated(refusal)
         headers = {"x-request-id": caller.request_id, "request-id": caller.request_id}
-        if refusal.status in (429, 503):
-            headers["retry-after"] = "1"  # without it some clients give up at once
+        if refusal.retry_after_s is not None:
+            headers["retry-after"] = str(refusal.retry_after_s)  # without it some clients give up at once
         body = caller.dialect.error(refusal, caller.request_id)
         await JSONResponse(body, status_code=refusal.status, headers=headers)(scope, receive, send)
+
+    def answers(self, caller: Caller, context: CallContext | None, scope: Scope, receive: Receive, send: Send) -> _Answers:
+        """For `exchange.Tee`."""
+        return _Answers(self, caller, context, scope, receive, send)
 
     async def note(self, caller: Caller, reason: str, status: int) -> None:
         """Count and log that a request of an open session became no call."""
@@ -75,6 +82,10 @@ class Refusals:
         words = dialect.overflow(Overflow(window))
         return Refusal(words.status, f"{words.message} ({what})", words.param, words.code)
 
+    def not_admitted(self, caller: Caller, error: NotAdmitted) -> Refusal:
+        """What is told of a request that was turned away before the engine saw it."""
+        return Refusal(error.status, str(error), code=error.code, retry_after_s=error.retry_after_s)
+
     def engine_failure(self, caller: Caller, status: int = 500) -> Refusal:
         """A fault of ours or of the engine; its details are in the replica's log under the request id."""
         return Refusal(status, f"Internal server error (request {caller.request_id})", code="server_error")
@@ -84,6 +95,11 @@ class Refusals:
         error = (parse_object(content) or {}).get("error")
         error = error if isinstance(error, dict) else {}
         message = str(error.get("message") or content[:2000].decode(errors="replace") or "Bad request")
+        turned_away = context.refusal if context is not None and not context.calls else None
+        if turned_away is not None and not isinstance(turned_away, (LimitReached, PromptTooLong)):
+            return self.not_admitted(caller, turned_away), turned_away.reason
+        if isinstance(turned_away, PromptTooLong) and context is not None and context.limit is None:
+            return caller.dialect.overflow(Overflow(self._window, turned_away.prompt_tokens)), "overflow"
         if status >= 500 and context is not None and context.limit is None:
             logger.error("%s answered %d (%s): %s", caller.path, status, caller.request_id, message)
             return self.engine_failure(caller, status if status == 503 else 500), None if context.calls else "engine"
@@ -94,3 +110,38 @@ class Refusals:
             return caller.dialect.overflow(overflow), "overflow"
         param = error.get("param")
         return Refusal(status, message, param if isinstance(param, str) else None), "invalid"
+
+
+@dataclass(frozen=True)
+class _Answers:
+    """Errors of one exchange; see `exchange.Answers`."""
+
+    refusals: Refusals
+    caller: Caller
+    context: CallContext | None
+    scope: Scope
+    receive: Receive
+    send: Send
+
+    async def error(self, status: int, content: bytes) -> int:
+        refusal = await self._judge(status, content)
+        await self.refusals.respond(self.caller, refusal, self.scope, self.receive, self.send)
+        return refusal.status
+
+    async def event(self, status: int) -> bytes:
+        return self.caller.dialect.stream_error(_dated(await self._judge(status, b"")), self.caller.request_id)
+
+    async def _judge(self, status: int, content: bytes) -> Refusal:
+        refusal, reason = self.refusals.translate(self.caller, self.context, status, content)
+        if reason is not None:
+            await self.refusals.note(self.caller, reason, refusal.status)
+        return refusal
+
+
+def _dated(refusal: Refusal) -> Refusal:
+    """A refusal for now says when to come again, in its text too: some clients read it only there, and each in words of its own."""
+    if refusal.status not in (429, 503):
+        return refusal
+    seconds = refusal.retry_after_s or 1
+    words = f"{refusal.message.rstrip('. ')}. Please try again in {seconds}s (retry-after: {seconds})."
+    return replace(refusal, message=words, retry_after_s=seconds)

@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from forge_ray.config import EvalSampling, Limits, Proxy, Sampling
+from forge_ray.serve_proxy.admission import LimitReached
 from forge_ray.serve_proxy.identity import CallContext
 from forge_ray.serve_proxy.recording import LiveCall, PromptTooLong, Recorder, UnrecordableOutput, forced
 from forge_ray.serve_proxy.session_index import SessionIndex
@@ -176,11 +177,14 @@ async def test_caps(bench: Bench) -> None:
     assert await bench.recorder.admit(bench.context, 40, None) == (20, "context")
     bench.recorder.index.sampled("s", 90)
     assert await bench.recorder.admit(bench.context, 10, None) == (10, "tokens")
-    bench.recorder.index.sampled("s", 50)
-    assert await bench.recorder.admit(bench.context, 10, None) == (1, "tokens")
     with pytest.raises(PromptTooLong, match="maximum context length is 60"):
         await bench.recorder.admit(bench.context, 60, None)
     assert bench.recorder.index.state("s").limit == "context"
+    bench.recorder.index.state("s").limit = None
+    bench.recorder.index.sampled("s", 50)
+    with pytest.raises(LimitReached):
+        await bench.recorder.admit(bench.context, 10, None)
+    assert bench.context.limit == bench.recorder.index.state("s").limit == "tokens"
 
 
 async def test_only_a_session_limit_ends_the_session(bench: Bench) -> None:

@@ -129,6 +129,12 @@ class About:
     """Its tool for sub-agents, and how their calls are told from their parent's."""
     traps: str = ""
     """What it does otherwise than one would think, in a sentence or two."""
+    megabytes: int | None = None
+    """Size when installed, without Node."""
+    install_s: int | None = None
+    """Seconds that its installation took."""
+    first_request_s: float | None = None
+    """Seconds from its start to its first request, on two shared cores."""
 
 
 class Harness(ABC):
@@ -211,6 +217,12 @@ BUILT_IN = {
     "codex": "Codex",
     "claude_code": "ClaudeCode",
     "zeroclaw": "ZeroClaw",
+    "openclaw": "OpenClaw",
+    "qwen_code": "QwenCode",
+    "gemini_cli": "GeminiCli",
+    "opencode": "OpenCode",
+    "mini_swe_agent": "MiniSweAgent",
+    "kimi_code": "KimiCode",
 }
 """Name (and module) -> class."""
 

@@ -166,7 +166,7 @@ def test_your_own_adapter(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("name", "options", "words"),
     [
-        ("reakt", {}, "no such harness; use one of react, codex, claude_code"),
+        ("reakt", {}, "no such harness; use one of react, codex, claude_code, zeroclaw"),
         ("react", {"max_turn": 3}, "unknown option max_turn; it has arguments, command_timeout"),
         ("react", {"max_turns": 0}, "option max_turns = 0 is refused"),
         ("{tmp}/none.py:Mine", {}, "no file"),

@@ -1,0 +1,70 @@
+"""Adapter of OpenCode (`opencode run`), which speaks the chat, responses or messages dialect, streamed: it has an SDK for each inside.
+
+It asks for a title of the run first, with a prompt of its own and no tools. Its exit code is 1 after a run that it compacted, finished or
+not. Its settings are a file of its home, so that the workspace holds nothing of ours.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import Any, ClassVar, Literal
+
+from pydantic import Field
+
+from forge_ray.harnesses.harness import Command, Harness, Launch, Options, exit_text, json_lines
+from forge_ray.harnesses.install.npm import NpmPackage, machine
+from forge_ray.harnesses.settings import merge
+
+SDK = {"chat": "@ai-sdk/openai-compatible", "responses": "@ai-sdk/openai", "messages": "@ai-sdk/anthropic"}
+"""Dialect -> the SDK that speaks it. All of them are part of the program."""
+
+
+class OpenCodeOptions(Options):
+    """Options of `opencode`."""
+
+    dialect: Literal["chat", "responses", "messages"] = "chat"
+    """Dialect of the proxy that it speaks."""
+    config: dict[str, Any] = Field(default_factory=dict)
+    """Further keys of its `opencode.json`, nested as there."""
+
+
+class OpenCode(Harness):
+    Options: ClassVar[type[Options]] = OpenCodeOptions
+    options: OpenCodeOptions
+
+    def packages(self) -> tuple[NpmPackage, ...]:
+        # A native program, in a package per platform.
+        name = f"opencode-linux-{machine()}"
+        return (NpmPackage(name, "1.18.33", f"{name}/bin/opencode"),)
+
+    def configure(self, launch: Launch) -> Command:
+        (opencode,) = self.packages()
+        argv = [str(opencode.executable), "run", "--format", "json", "--auto", "-m", f"forge_ray/{launch.model}"]
+        env = {
+            "OPENCODE_CONFIG": f"{launch.home}/.config/opencode/opencode.json",
+            "OPENCODE_DISABLE_AUTOUPDATE": "1",
+            "OPENCODE_DISABLE_MODELS_FETCH": "1",
+            "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
+        }
+        return Command(
+            argv=(*argv, *self.options.arguments, *(() if launch.long else ("--", launch.instruction))),
+            env={**env, **self.options.environment},
+            home_files={".config/opencode/opencode.json": json.dumps(merge(self._config(launch), self.options.config), indent=2)},
+            stdin=launch.instruction if launch.long else None,
+            visible=self.visible(),
+        )
+
+    def _config(self, launch: Launch) -> dict[str, Any]:
+        output = launch.max_output or min(32_000, launch.context_window // 2)
+        model = {"name": launch.model, "tool_call": True, "limit": {"context": launch.context_window, "output": output}}
+        provider = {
+            "npm": SDK[self.options.dialect],
+            "options": {"baseURL": launch.openai_url, "apiKey": launch.key},
+            "models": {launch.model: model},
+        }
+        return {
+            "provider": {"forge_ray": provider},
+            "permission": {"*": "allow"},
+            "autoupdate": False,
+            "share": "disabled",
+        }

@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Sequence
+from contextlib import aclosing
 from dataclasses import dataclass, field
 from pathlib import Path
 from types import SimpleNamespace
@@ -20,8 +21,9 @@ from starlette.routing import Route
 
 from forge_ray.config import Limits, Proxy
 from forge_ray.serve_proxy import identity
+from forge_ray.serve_proxy.admission import Admission, NotAdmitted
 from forge_ray.serve_proxy.edge import Edge, EdgeSettings
-from forge_ray.serve_proxy.recording import PromptTooLong, Recorder
+from forge_ray.serve_proxy.recording import Recorder
 from forge_ray.serve_proxy.session_index import SessionIndex
 from forge_ray.serve_proxy.sessions import Sessions
 from forge_ray.trajectories.call_log import CallLogReader, CallLogWriter
@@ -52,6 +54,9 @@ class Rig:
     directory: Path
     limits: Limits = field(default_factory=Limits)
     bodies: bool = False
+    admission: Admission = field(default_factory=Admission)
+    keepalive_s: float = 10.0
+    obeyed: frozenset[Any] = frozenset()
     seen: list[dict[str, Any]] = field(default_factory=list)
     contexts: list[identity.CallContext] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -65,8 +70,11 @@ class Rig:
         routes = [Route(path, self.complete, methods=["POST"]) for path in ("/v1/chat/completions", "/v1/completions", "/v1/responses")]
         routes += [Route("/v1/messages", self.complete, methods=["POST"]), Route("/v1/messages/count_tokens", self.count, methods=["POST"])]
         routes += [Route("/tokenize", self.count, methods=["POST"])]
-        settings = EdgeSettings("policy", WINDOW, 1000, self.directory / "bodies" if self.bodies else None)
-        self.edge = Edge(Starlette(routes=routes), settings=settings, sessions=self.sessions, index=self.index, log=self.log)
+        bodies = self.directory / "bodies" if self.bodies else None
+        settings = EdgeSettings("policy", WINDOW, 1000, bodies, keepalive_s=self.keepalive_s, obeyed=self.obeyed)
+        self.recorder.admission = self.admission
+        app = Starlette(routes=routes)
+        self.edge = Edge(app, settings=settings, sessions=self.sessions, index=self.index, log=self.log, admission=self.admission)
 
     def token(self, session: str = "g1-0.0", purpose: Any = "train") -> str:
         return self.sessions.issue(session, purpose)
@@ -97,14 +105,7 @@ class Rig:
             raise RuntimeError("a fault of the app")
         prompt = body.get("ids", [1, 2, 3])
         cap = body.get("max_tokens") or body.get("max_completion_tokens") or body.get("max_output_tokens")
-        try:
-            allowed, bound = await self.recorder.admit(context, len(prompt), cap)
-        except PromptTooLong as error:
-            return _error(400, str(error))
-        call = await self.recorder.open(
-            context, prompt, max_tokens=allowed, cap=bound, sampling={"temperature": 1.0}, masked_by_grammar=False
-        )
-        outputs = self.recorder.follow(call, self.engine(script, allowed), delta=True)
+        outputs = self.generate(context, prompt, cap, script)
         if body.get("stream"):
             return StreamingResponse(self.stream(context.dialect, script, outputs), media_type="text/event-stream")
         watch = asyncio.create_task(_gone(request))
@@ -117,9 +118,22 @@ class Rig:
         watch.cancel()
         try:
             work.result()
+        except NotAdmitted as error:
+            return _error(400, str(error))
         except RuntimeError as error:
             return _error(500, f"internals: {error}")
         return JSONResponse(_unary(context.dialect, script, context.finish_reason))
+
+    async def generate(self, context: identity.CallContext, prompt: list[int], cap: int | None, script: str) -> AsyncGenerator[Output]:
+        """What the engine tap does, once somebody asks for the first output."""
+        await self.recorder.turn(context)
+        allowed, bound = await self.recorder.admit(context, len(prompt), cap)
+        call = await self.recorder.open(
+            context, prompt, max_tokens=allowed, cap=bound, sampling={"temperature": 1.0}, masked_by_grammar=False
+        )
+        async with aclosing(self.recorder.follow(call, self.engine(script, allowed), delta=True)) as outputs:
+            async for output in outputs:
+                yield output
 
     async def engine(self, script: str, allowed: int) -> AsyncIterator[Output]:
         ids = [11, 12, 13]

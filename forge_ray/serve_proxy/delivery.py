@@ -56,6 +56,7 @@ class Delivery:
             "bytes": tee.bytes,
             "status": tee.status,
             "usage": tee.reply.usage if tee.reply is not None else None,
+            "issued": list(tee.reply.issued) if tee.reply is not None else [],
             "first_byte_s": tee.first_byte_s,
             "last_byte_s": tee.last_byte_s,
         }
@@ -76,7 +77,7 @@ class Delivery:
         if tee.delivered and not lost:
             self._index.delivered(context.session, context.calls[-1], reply)
         else:
-            self._index.undelivered(context.session)
+            self._index.undelivered(context.session, context.calls)
 
     async def _keep(self, *bodies: bytes) -> None:
         """Store bodies under their digests, off the event loop."""

@@ -27,7 +27,7 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 
 from forge_ray.config import Config
 from forge_ray.rollout import Purpose
-from forge_ray.serve_proxy import dialects, identity, kinds, probes
+from forge_ray.serve_proxy import dialects, history, identity, kinds, probes
 from forge_ray.serve_proxy.admission import Admission, NotAdmitted
 from forge_ray.serve_proxy.delivery import Delivery
 from forge_ray.serve_proxy.dialects import Refusal
@@ -258,6 +258,7 @@ class Edge:
             asked_tokens=asked,
             model=asked_model,
             ignored=ignored,
+            history=history.read(caller.dialect.name, body),
             ticket=ticket,
         )
         self._delivery.arrived(context)

@@ -172,6 +172,8 @@ class Tee:
                 return
             kind = Headers(raw=message.get("headers", [])).get("content-type", "")
             self.reply = self._make_reply(kind.startswith("text/event-stream"))
+            if self._context is not None:
+                self.reply.issued = self._context.issued
             self._held.append(message)
             if self._context is None or not self._streamed:
                 await self._flush()

@@ -9,10 +9,13 @@ from __future__ import annotations
 
 from contextvars import ContextVar
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from forge_ray.rollout import Purpose
 from forge_ray.serve_proxy.admission import NotAdmitted, Ticket
+
+if TYPE_CHECKING:
+    from forge_ray.serve_proxy.history import History
 
 Dialect = Literal["chat", "completions", "responses", "messages", "gemini"]
 Kind = Literal["agent", "subagent", "compaction", "aux"]
@@ -39,6 +42,10 @@ class CallContext:
     """Model name in the request as the harness wrote it."""
     ignored: list[str] = field(default_factory=list)
     """What in the request has no effect, by name (`Dialect.unheeded`)."""
+    history: History | None = None
+    """What the request says of the conversation so far; None: a plain prompt, or a body that cannot be read."""
+    issued: list[str] = field(default_factory=list)
+    """Ids that the reply gave to its tool calls and items so far; filled in while it goes out."""
     ticket: Ticket | None = None
     """The request's place among those that want the engine; None: it need not wait."""
 

@@ -22,6 +22,7 @@ from forge_ray.errors import ForgeRayError
 from forge_ray.rollout import Purpose
 from forge_ray.serve_proxy.admission import Admission, LimitReached, NotAdmitted, SessionClosed
 from forge_ray.serve_proxy.identity import CallContext, Limit
+from forge_ray.serve_proxy.placing import Asked, Placement
 from forge_ray.serve_proxy.session_index import SessionIndex, session_event
 from forge_ray.trajectories.call_log import CallLogWriter
 
@@ -179,25 +180,33 @@ class Recorder:
                 end.cancel()
         await self.turn(context)
 
+    def find(self, context: CallContext, prompt: Sequence[int], media: Sequence[str] = ()) -> Placement:
+        """Where a prompt (as rendered) belongs in its session; the engine is to be given `Placement.prompt`. `media`: digests of the images
+        and the like in it."""
+        asked = Asked(context.history, context.kind, context.conversation_hint, tuple(media), context.issued)
+        return self.index.find(context.session, prompt, asked)
+
     async def open(
         self,
         context: CallContext,
-        prompt: Sequence[int],
+        prompt: Sequence[int] | Placement,
         *,
         max_tokens: int,
         cap: Cap,
         sampling: Mapping[str, Any],
         masked_by_grammar: bool,
     ) -> LiveCall:
-        """Give the call its id and its place, and append its open event. `sampling`: the parameters really used."""
-        call = LiveCall(uuid.uuid4().hex, context, len(prompt), max_tokens, cap)
-        place = self.index.place(context.session, prompt, call.id, context.conversation_hint)
+        """Give the call its id and enter it in its place, and append its open event. `sampling`: the parameters really used."""
+        place = prompt if isinstance(prompt, Placement) else self.find(context, prompt)
+        call = LiveCall(uuid.uuid4().hex, context, len(place.prompt), max_tokens, cap)
+        self.index.enter(context.session, call.id, place)
         context.calls.append(call.id)
-        context.prompt_tokens = len(prompt)
+        context.prompt_tokens, context.kind = len(place.prompt), place.verdict.kind
         context.finish_reason = None
         self.live[call.id] = call
+        corrections = [{"event": "kind", "call": name, "kind": kind, "t": time.time()} for name, kind in place.verdict.corrections]
         try:
-            await self.log.append(
+            await self._append(
                 {
                     "event": "open",
                     "call": call.id,
@@ -213,25 +222,38 @@ class Recorder:
                     "request_sha256": context.request_sha256,
                     "parent": place.parent,
                     "shared": place.shared,
-                    "new": [int(token) for token in prompt[place.shared :]],
+                    "new": [int(token) for token in place.prompt[place.shared :]],
                     "sampling": dict(sampling),
                     "masked_by_grammar": masked_by_grammar,
                     "max_tokens": max_tokens,
                     "version": self.version,
+                    "splice": place.splice,
+                    "reason": place.reason,
+                    "rerendered": place.found.rerendered,
+                    **({"overlap": place.found.overlap} if place.found.overlap else {}),
+                    "spawned_by": place.verdict.spawned_by,
                     "ignored": context.ignored,
                     "model": context.model,
-                }
+                },
+                *corrections,
             )
         except asyncio.CancelledError:
             # The event is written all the same; a call that is open must end.
             await self._shielded(self._end(call, "cancelled", error="the client went away before the engine was asked"))
             raise
         except BaseException:
-            self._forget(call, "failed", time.time())
+            self._forget(call, "failed", time.time(), None)
             self.index.drop(context.session, call.id)
             call.done.set()
             raise
         return call
+
+    async def _append(self, *events: dict[str, Any]) -> None:
+        """Append events that belong together; the first error is raised when all have been tried."""
+        results = await asyncio.gather(*(self.log.append(event) for event in events), return_exceptions=True)
+        for error in results:
+            if isinstance(error, BaseException):
+                raise error
 
     async def follow(self, call: LiveCall, outputs: AsyncIterator[O], *, delta: bool) -> AsyncGenerator[O, None]:
         """Hand on the engine's outputs and record them. `delta`: each output carries only its new tokens, not all so far."""
@@ -311,7 +333,7 @@ class Recorder:
         if call.ended:
             return
         at = time.time()
-        self._forget(call, status, at)
+        self._forget(call, status, at, stop)
         event = {
             "event": status,
             "call": call.id,
@@ -333,11 +355,11 @@ class Recorder:
         finally:
             call.done.set()
 
-    def _forget(self, call: LiveCall, status: str, at: float) -> None:
+    def _forget(self, call: LiveCall, status: str, at: float, stop: int | str | None) -> None:
         call.ended = True
         self.live.pop(call.id, None)
         self.calls += 1
-        self.index.end(call.context.session, call.id, call.ids, status, call.context.kind, at)
+        self.index.end(call.context.session, call.id, call.ids, status, call.context.kind, at, stop)
 
     async def _shielded(self, end: Any) -> None:
         task = asyncio.ensure_future(end)

@@ -1,9 +1,9 @@
-"""What a replica knows about its sessions: which recorded sequence a new prompt extends, how much was used, which limit was reached.
+"""What a replica knows about its sessions: which recorded calls a new prompt goes on from, how much was used, which limit was reached.
 
-It lives in the replica's event loop only (no locks) and holds nothing that the call log does not: `rebuild` makes it anew when a replica
-(re)starts. Counters are kept per replica that wrote them, so that the views of several replicas can be merged without counting a call
-twice (`forge_ray.serve_proxy.client`). Prompts are matched by tokens. A recorded sequence is kept only while no later prompt of the session
-contains all of it, so that a linear conversation costs one array and one comparison per call, whatever its length.
+It lives in the replica's event loop only (no locks). `restore` makes a session anew from the call log when a replica (re)starts; what the
+log does not hold, the digests of histories, comes back with the next requests. Counters are kept per replica that wrote them, so that the
+views of several replicas can be merged without counting a call twice (`forge_ray.serve_proxy.client`). Calls are kept until the session
+is closed, each by its new tokens only (`prompt_tree`).
 """
 
 from __future__ import annotations
@@ -15,15 +15,18 @@ from typing import Any, cast
 import numpy as np
 
 from forge_ray.config import Limits
+from forge_ray.serve_proxy import placing
+from forge_ray.serve_proxy.conversations import Conversations
 from forge_ray.serve_proxy.identity import Limit
+from forge_ray.serve_proxy.placing import Asked, Placement
+from forge_ray.serve_proxy.prompt_tree import PromptTree, Recorded
+from forge_ray.serve_proxy.turns import TurnReader
 from forge_ray.trajectories.call import Call
 from forge_ray.trajectories.call_log import CallLogReader
 
 SAMPLED = ("finished", "length")
 LOG = "log"
 """Key of counters that the log cannot attribute to a replica."""
-TAIL = 8
-"""Tokens at the end of a conversation's first prompt that may be rendered otherwise once an answer follows (the generation prompt)."""
 
 
 @dataclass
@@ -57,16 +60,6 @@ class Counts:
 
 
 @dataclass
-class _Sequence:
-    call: str
-    conversation: str
-    tokens: np.ndarray
-    """int32, prompt and, once the call has ended, sampled ids."""
-    prompt: int
-    ended: bool
-
-
-@dataclass
 class SessionState:
     """One session in this replica."""
 
@@ -76,9 +69,8 @@ class SessionState:
     """The first limit that the session ran into."""
     counts: dict[str, Counts] = field(default_factory=dict)
     """By replica id; this replica's own counters under its own id."""
-    sequences: dict[str, _Sequence] = field(default_factory=dict)
-    roots: dict[str, np.ndarray] = field(default_factory=dict)
-    """First prompt of each conversation."""
+    tree: PromptTree = field(default_factory=PromptTree)
+    conversations: Conversations = field(default_factory=Conversations)
 
     def used_tokens(self) -> int:
         return sum(c.sampled_tokens for c in self.counts.values())
@@ -96,28 +88,13 @@ class SessionState:
         }
 
 
-@dataclass(frozen=True)
-class Place:
-    """Where a prompt stands among the recorded sequences of its session."""
-
-    parent: str | None
-    shared: int
-    """Leading tokens that the prompt has in common with the parent's prompt + sampled ids."""
-    conversation: str
-
-
-def common_prefix(a: np.ndarray, b: np.ndarray) -> int:
-    """Length of the longest common prefix of two 1-d integer arrays."""
-    n = min(len(a), len(b))
-    different = np.flatnonzero(a[:n] != b[:n]) if n else np.empty(0, dtype=np.int64)
-    return int(different[0]) if len(different) else n
-
-
 class SessionIndex:
     """All sessions of this replica. The edge asks and reports here, and so does the engine tap."""
 
     def __init__(self, replica: str, limits: Limits) -> None:
         self.replica, self.limits = replica, limits
+        self.reader: TurnReader | None = None
+        """The tokenizer and parsers of the server; None: prompts are compared by tokens only."""
         self._sessions: dict[str, SessionState] = {}
 
     # ---- what the edge asks ----
@@ -170,13 +147,12 @@ class SessionIndex:
         return True
 
     def close(self, session: str) -> bool:
-        """Refuse every later call. True when it was open: then append the log's session event. Frees the sequences."""
+        """Refuse every later call. True when it was open: then append the log's session event. Frees its calls."""
         state = self.state(session)
         if state.closed:
             return False
         state.closed = True
-        state.sequences.clear()
-        state.roots.clear()
+        state.tree, state.conversations = PromptTree(), Conversations()
         return True
 
     def refused(self, session: str) -> None:
@@ -192,66 +168,66 @@ class SessionIndex:
         own = self._own(session)
         if own.last_call == call:
             own.last_reply = reply
+        if known := self.state(session).tree.calls.get(call):
+            known.delivered = True
 
-    def undelivered(self, session: str) -> None:
+    def undelivered(self, session: str, calls: Sequence[str] = ()) -> None:
+        """A response did not reach its client whole; `calls` were behind it."""
         self._own(session).undelivered += 1
+        for call in calls:
+            if known := self.state(session).tree.calls.get(call):
+                known.delivered = False
 
     # ---- what the engine tap asks and reports ----
 
-    def place(self, session: str, prompt: Sequence[int] | np.ndarray, call: str, hint: str | None = None) -> Place:
-        """Parent and conversation of a prompt; the call is entered as running (`end` completes it).
-
-        A prompt continues its parent's conversation when they share the conversation's whole first prompt (system, tools, first user item);
-        otherwise it begins one of its own. A hint from the harness's headers wins.
-        """
+    def find(self, session: str, prompt: Sequence[int] | np.ndarray, asked: Asked) -> Placement:
+        """Where a prompt (as rendered) belongs and what the engine is to be given for it. Changes nothing: see `enter`."""
         state = self.state(session)
-        tokens = np.asarray(prompt, dtype=np.int32)
-        best, shared = None, 0
-        for known in reversed(list(state.sequences.values())):
-            if len(known.tokens) <= shared:
-                continue
-            n = common_prefix(known.tokens, tokens)
-            if n > shared:
-                best, shared = known, n
-        conversation = hint
-        if conversation is None and best is not None:
-            root = state.roots.get(best.conversation)
-            if root is not None and shared >= len(root) - TAIL and common_prefix(root, tokens) >= len(root) - TAIL:
-                conversation = best.conversation
-        if conversation is None:
-            conversation = call
-        state.roots.setdefault(conversation, tokens)
-        own = self._own(session)
+        return placing.place(state.tree, state.conversations, prompt, asked, self.reader)
+
+    def enter(self, session: str, call: str, placed: Placement) -> None:
+        """The call is open; `end` completes it. Without a break after `find`, or after a look at `Placement.stale`."""
+        state, own = self.state(session), self._own(session)
         own.started += 1
         own.live += 1
-        if best is not None and best.ended and shared == len(best.tokens):
-            del state.sequences[best.call]
-        if not state.closed:
-            state.sequences[call] = _Sequence(call, conversation, tokens, len(tokens), False)
-        return Place(best.call if best else None, shared, conversation)
+        if state.closed:
+            placed.conversation = placed.verdict.conversation or call
+            return
+        placing.enter(state.tree, state.conversations, placed, call)
+        for counts in state.counts.values():
+            for name, kind in placed.verdict.corrections:
+                if counts.last_call == name:
+                    counts.last_kind = kind
+
+    def place(self, session: str, prompt: Sequence[int] | np.ndarray, call: str, hint: str | None = None) -> Placement:
+        """`find` and `enter` of a prompt of which nothing else is known."""
+        placed = self.find(session, prompt, Asked(hint=hint))
+        self.enter(session, call, placed)
+        return placed
 
     def drop(self, session: str, call: str) -> None:
         """The call's events are not in the log: it is nobody's parent."""
         state = self.state(session)
-        state.sequences.pop(call, None)
-        state.roots.pop(call, None)
+        known = state.tree.calls.get(call)
+        if known is not None:
+            state.tree.remove(call)
+            state.conversations.forget(known)
 
     def sampled(self, session: str, count: int) -> None:
         """`count` more tokens were sampled."""
         self._own(session).sampled_tokens += count
 
-    def end(self, session: str, call: str, ids: Sequence[int], status: str, kind: str, at: float) -> None:
-        """The call ended with `status` (finished | length | cancelled | failed) at Unix second `at`."""
+    def end(self, session: str, call: str, ids: Sequence[int], status: str, kind: str, at: float, stop: int | str | None = None) -> None:
+        """The call ended with `status` (finished | length | cancelled | failed) at Unix second `at`; `stop`: the log's `stop_reason`."""
         state, own = self.state(session), self._own(session)
         own.live -= 1
         own.calls += status in SAMPLED
         own.failed += status == "failed"
         own.overflow = False
         own.ended(call, kind, status, None, at)
-        known = state.sequences.get(call)
+        known = state.tree.calls.get(call)
         if known is not None:
-            known.tokens = np.concatenate([known.tokens, np.asarray(ids, dtype=np.int32)])
-            known.ended = True
+            known.ids, known.status, known.stop = np.array(ids, dtype=np.int32), status, stop
 
     def _own(self, session: str) -> Counts:
         counts = self.state(session).counts
@@ -272,6 +248,8 @@ class SessionIndex:
         if refused or overflow:
             state.counts[LOG] = Counts(refused=refused, overflow=overflow)
         for call in sorted(calls, key=lambda c: c.opened):
+            if call.id in state.tree.calls:
+                continue
             counts = state.counts.setdefault(call.replica, Counts())
             counts.started += 1
             counts.calls += call.status in SAMPLED
@@ -283,13 +261,44 @@ class SessionIndex:
                 counts.ended(call.id, call.kind, call.status, call.reply, call.ended)
             if closed:
                 continue
-            tokens = np.asarray(call.prompt_ids + call.ids, dtype=np.int32)
-            state.roots.setdefault(call.conversation, tokens[: len(call.prompt_ids)])
-            known = _Sequence(call.id, call.conversation, tokens, len(call.prompt_ids), call.status != "open")
-            for other in [s for s in state.sequences.values() if len(s.tokens) <= len(tokens)]:
-                if common_prefix(other.tokens, tokens[: known.prompt]) == len(other.tokens):
-                    del state.sequences[other.call]
-            state.sequences[call.id] = known
+            self._restore(state, call)
+
+    @staticmethod
+    def _restore(state: SessionState, call: Call) -> None:
+        """Enter a call of the log; its parent is entered before."""
+        used = np.array(call.prompt_ids, dtype=np.int32)
+        parent = state.tree.calls.get(call.parent or "")
+        rendered = used
+        if parent is not None and call.rerendered is not None:
+            before = state.tree.rendered(parent)
+            rendered = np.concatenate(
+                [before[: len(before) - call.overlap], np.array(call.rerendered, dtype=np.int32), used[parent.used + len(parent.ids) :]]
+            )
+        elif parent is not None and call.shared >= parent.used and not parent.plain:
+            rendered = np.concatenate([state.tree.rendered(parent), used[parent.used :]])
+        known = Recorded(
+            call.id,
+            call.conversation,
+            call.kind,
+            len(state.tree.calls) + state.tree.gone,
+            len(rendered),
+            parent,
+            call.shared if parent is not None else 0,
+            used[call.shared if parent is not None else 0 :].copy(),
+            ids=np.array(call.ids, dtype=np.int32),
+            status=call.status,
+            splice=cast(Any, call.splice),
+            reason=call.reason,
+            plain=len(rendered) == len(used) and bool((rendered == used).all()),
+            stop=call.stop_reason,
+            delivered=call.delivered,
+            issued=list(call.issued),
+        )
+        if parent is not None and call.splice in ("exact", "spliced"):
+            known.continues = parent
+            parent.followers.append(known)
+        state.tree.add(rendered, known)
+        state.conversations.restored(known)
 
 
 def session_event(session: str, status: str, limit: Limit | None, at: float) -> dict[str, Any]:

@@ -1,12 +1,12 @@
 """A call: one model request of a harness, as the call log's events describe it.
 
-The log is a file of JSON lines per replica incarnation. Each line is one event of one call (or of a session), in the order in
-which it became true:
+The log is a series of files of JSON lines per replica incarnation. Each line is one event of one call (or of a session), in the order in
+which it became true; compaction moves them into Parquet (`call_log.table`), which holds the same events:
 
     session    {"event": "session", "session", "status": "closed" | "limit", "limit": "calls" | "tokens" | "context" | null, "t"}
     open       {"event": "open", "call", "session", "purpose", "replica", "t", "dialect", "path", "streamed", "kind", "conversation",
                 "request_sha256", "parent", "shared", "new", "sampling", "masked_by_grammar", "max_tokens", "version",
-                "splice", "reason", "rerendered", "spawned_by", "ignored", "model"}
+                "splice", "reason", "rerendered", "overlap", "spawned_by", "ignored", "model"}
     finished | length | cancelled | failed
                {"event", "call", "t", "ids", "logprobs", "spans", "finish_reason", "stop_reason", "version", "error"}
     delivered | undelivered
@@ -19,10 +19,11 @@ which it became true:
 
 `splice` says how the prompt continues its conversation: `new` (the first call of it), `exact` (as rendered it begins with all of the
 call before it, token for token), `spliced` (it does after a re-rendered reply was replaced by the tokens that were sampled), `fork`
-(it does not; `reason` says where and why it left). `rerendered` holds the replaced ids, null where nothing was; `spawned_by` the call
-whose tool call started this conversation (a sub-agent's first call), else null. `ignored` names fields of the request that have no effect
-here; `model` is the model name that was asked for. `kind` (the event) corrects a call's kind by what was seen later. `issued` are the ids
-that the reply gave to its tool calls and items.
+(it does not; `reason` says where and why it left). `rerendered` holds the ids that were
+replaced, null where nothing was; they also stand for the last `overlap` tokens (absent: 0) of the parent's prompt as rendered, where those
+merged with the reply's first. `spawned_by` is the call whose tool call started this conversation (a sub-agent's first call), else null.
+`ignored` names fields of the request that have no effect here; `model` is the model name that was asked for. `kind` (the event) corrects a
+call's kind by what was seen later. `issued` are the ids that the reply gave to its tool calls and items.
 
 `refused` is a request that was answered with an error and never became a call; `reason` is "overflow" (the prompt did not fit the
 window), "limit" (a session limit), or what else was wrong with it.
@@ -89,6 +90,8 @@ class Call:
     """Why the prompt was spliced or forked, one line."""
     rerendered: list[int] | None = None
     """Ids that the prompt had, as rendered, in the place of the parent's sampled ones."""
+    overlap: int = 0
+    """Tokens at the end of the parent's prompt, as rendered, that `rerendered` holds in another form: they merged with the reply."""
     spawned_by: str | None = None
     """The call whose tool call started this conversation."""
     ignored: list[str] = field(default_factory=list)
@@ -97,6 +100,8 @@ class Call:
     """Model name in the request."""
     issued: list[str] = field(default_factory=list)
     """Ids of tool calls and items in the reply."""
+    quarantined: bool = False
+    """Something in the log of its session is wrong, see `CallLogReader.problems`."""
 
     @property
     def temperature(self) -> float:
@@ -104,13 +109,14 @@ class Call:
 
     @property
     def trainable(self) -> bool:
-        """Whole, delivered, not replaced by a retry, sampled without a grammar, and with its versions known."""
+        """Whole, delivered, not replaced by a retry, sampled without a grammar, with its versions known and its log in order."""
         return (
             self.status in ("finished", "length")
             and self.delivered is True
             and self.superseded_by is None
             and not self.masked_by_grammar
             and self.spans is not None
+            and not self.quarantined
             and len(self.ids) == len(self.logprobs) > 0
         )
 

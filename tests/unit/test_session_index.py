@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 
 from forge_ray.config import Limits
 from forge_ray.serve_proxy.client import merge
-from forge_ray.serve_proxy.session_index import SessionIndex, common_prefix
+from forge_ray.serve_proxy.prompt_tree import common_prefix
+from forge_ray.serve_proxy.session_index import SessionIndex
 from tests.unit.making import make_call
 
 
@@ -36,7 +37,7 @@ def test_common_prefix(a: list[int], b: list[int]) -> None:
     assert common_prefix(np.array(a, dtype=np.int32), np.array(b, dtype=np.int32)) == expected
 
 
-def test_a_linear_conversation_has_one_parent_each_and_keeps_one_sequence() -> None:
+def test_a_linear_conversation_has_one_parent_each_and_keeps_new_tokens_only() -> None:
     index, root = _index(), list(range(100, 120))
     first = _call(index, root, [1, 2], "a")
     assert (first.parent, first.shared, first.conversation) == (None, 0, "a")
@@ -45,7 +46,7 @@ def test_a_linear_conversation_has_one_parent_each_and_keeps_one_sequence() -> N
     assert (second.parent, second.shared, second.conversation) == ("a", 22, "a")
     third = _call(index, [*prompt, 3, 60], [4], "c")
     assert (third.parent, third.shared, third.conversation) == ("b", 25, "a")
-    assert list(index.state("s").sequences) == ["c"]
+    assert [call.tail.tolist() for call in index.state("s").tree.calls.values()] == [root, [50, 51], [60]]
 
 
 def test_a_prompt_that_drops_what_was_sampled_is_a_fork_of_the_same_conversation() -> None:
@@ -96,7 +97,7 @@ def test_a_closed_session_keeps_its_counters_and_no_token() -> None:
     index.place("s", [1, 2], "a")
     assert index.close("s") and not index.close("s") and index.closed("s")
     index.end("s", "a", [3], "cancelled", "agent", 1.0)
-    assert index.state("s").sequences == {} and index.state("s").counts["r1"].last_status == "cancelled"
+    assert index.state("s").tree.calls == {} and index.state("s").counts["r1"].last_status == "cancelled"
     assert not index.closed("unknown")
 
 
@@ -128,7 +129,7 @@ def test_a_restored_session_goes_on_where_it_stopped() -> None:
     index = SessionIndex("new", Limits())
     index.restore("s", calls, closed=False, limit=None)
     place = index.place("s", [*[1] * 20, 2, 3, 4, 5], "c")
-    assert (place.parent, place.shared) == ("b", 23)
+    assert (place.parent, place.shared, place.splice) == ("a", 22, "exact")
     index.sampled("s", 1)
     index.end("s", "c", [6], "finished", "agent", 3.0)
     summary = merge("s", [{"replica": "new", **index.state("s").report()}])

@@ -57,6 +57,8 @@ class Reply(ABC):
         self.usage: Json | None = None
         self.complete = False
         """The dialect's last event was seen (streamed), or the whole body could be read (unary)."""
+        self.issued: list[str] = []
+        """Ids that the reply gives to its tool calls and items, so far."""
         self._sse, self._body = SseData(), bytearray()
 
     def feed(self, chunk: bytes, last: bool) -> None:
@@ -71,6 +73,10 @@ class Reply(ABC):
             if body is not None:
                 self.complete = True
                 self.body(body)
+
+    def note(self, *names: Any) -> None:
+        """Take down ids that the reply gives out; the client may send them back."""
+        self.issued += [name for name in names if isinstance(name, str) and name not in self.issued]
 
     @abstractmethod
     def event(self, data: bytes) -> None:

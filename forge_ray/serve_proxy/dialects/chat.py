@@ -149,6 +149,7 @@ class ChatReply(Reply):
 
     def _choice(self, choice: Json, message: Json) -> None:
         self._tools = self._tools or bool(message.get("tool_calls"))
+        self.note(*(call.get("id") for call in message.get("tool_calls") or ()))
         self._finish = choice.get("finish_reason") or self._finish
         if self._finish == "length":
             self.reply = "length"

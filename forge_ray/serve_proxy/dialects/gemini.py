@@ -88,6 +88,7 @@ class GeminiReply(Reply):
         for candidate in body.get("candidates") or ():
             for part in (candidate.get("content") or {}).get("parts") or ():
                 self._called = self._called or "functionCall" in part
+                self.note((part.get("functionCall") or {}).get("id"))
             reason = candidate.get("finishReason")
             if reason is not None:
                 self.complete, self.usage = True, body.get("usageMetadata")

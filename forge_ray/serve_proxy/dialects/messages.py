@@ -63,7 +63,7 @@ _FIELDS = Fields(
 )
 _HOSTED = ("web_search_", "web_fetch_", "code_execution_", "tool_search_tool_", "mcp_toolset", "advisor_")
 """Types of tools that Anthropic's servers would run."""
-_DECODED = (b'"type":"message_start"', b'"type":"message_delta"')
+_DECODED = (b'"type":"message_start"', b'"type":"message_delta"', b'"type":"tool_use"')
 
 
 class MessagesReply(Reply):
@@ -72,7 +72,9 @@ class MessagesReply(Reply):
             self.complete = self._stopped
         elif any(mark in data for mark in _DECODED):
             event = parse_object(data) or {}
-            if event.get("type") == "message_start":
+            if event.get("type") == "content_block_start":
+                self.note((event.get("content_block") or {}).get("id"))
+            elif event.get("type") == "message_start":
                 self.usage = (event.get("message") or {}).get("usage")
             elif event.get("type") == "message_delta":
                 self.usage = {**(self.usage or {}), **(event.get("usage") or {})}
@@ -80,6 +82,7 @@ class MessagesReply(Reply):
 
     def body(self, body: Json) -> None:
         self.usage = body.get("usage")
+        self.note(*(block.get("id") for block in body.get("content") or ()))
         self._stop(body.get("stop_reason"))
 
     _stopped = False

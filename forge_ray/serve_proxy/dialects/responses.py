@@ -71,20 +71,28 @@ _FIELDS = Fields(
     },
     removed=frozenset({"service_tier", "request_id", "session_id"}),
 )
+_ITEM = b'"type":"response.output_item.done"'
 _LAST = (b'"type":"response.completed"', b'"type":"response.incomplete"', b'"type":"response.failed"')
 
 
 class ResponsesReply(Reply):
     def event(self, data: bytes) -> None:
-        if any(mark in data for mark in _LAST):
+        if _ITEM in data:
+            self._item((parse_object(data) or {}).get("item") or {})
+        elif any(mark in data for mark in _LAST):
             event = parse_object(data) or {}
             response = event.get("response")
             if event.get("type") in ("response.completed", "response.incomplete") and isinstance(response, dict):
                 self.complete = True
                 self.body(response)
 
+    def _item(self, item: Json) -> None:
+        self.note(item.get("id"), item.get("call_id"))
+
     def body(self, body: Json) -> None:
         self.usage = body.get("usage")
+        for item in body.get("output") or ():
+            self._item(item)
         called = any(str(item.get("type", "")).endswith("_call") for item in body.get("output") or ())
         if body.get("status") == "incomplete":
             self.reply = "length"

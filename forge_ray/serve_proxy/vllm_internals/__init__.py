@@ -42,6 +42,7 @@ from forge_ray.serve_proxy.identity import CallContext, current
 from forge_ray.serve_proxy.recording import Recorder, forced
 from forge_ray.serve_proxy.scripted_engine import load_script
 from forge_ray.serve_proxy.vllm_internals.scripted_client import TASKS, ScriptedClient
+from forge_ray.serve_proxy.vllm_internals.turns import ServerTurns, media
 
 REFUSALS: tuple[type[BaseException], ...] = (VLLMClientError, GracefulHTTPError)
 """Exceptions that mean that a request was invalid or not admitted, not that the engine failed."""
@@ -130,15 +131,23 @@ class Recording:
     ) -> AsyncGenerator[RequestOutput, None]:
         ids = prompt["prompt_token_ids"]
         params = used_parameters(sampling_params, forced(context.purpose, self.sampling, self.eval_sampling))
+        asked = params.max_tokens
         try:
             await self.recorder.turn(context)
-            params.max_tokens, cap = await self.recorder.admit(context, self.prompt_tokens(ids), params.max_tokens)
+            place = self.recorder.find(context, ids, media(prompt))
+            params.max_tokens, cap = await self.recorder.admit(context, self.prompt_tokens(place.prompt), asked)
+            while place.stale:  # what it goes on from was lost while it waited
+                place = self.recorder.find(context, ids, media(prompt))
+                params.max_tokens, cap = await self.recorder.admit(context, self.prompt_tokens(place.prompt), asked)
         except NotAdmitted as error:  # the edge answers in the words that belong to it
             raise VLLMValidationError(str(error)) from error
         params.min_tokens = min(params.min_tokens, params.max_tokens)
+        if place.prompt is not ids:
+            prompt = {**prompt, "prompt_token_ids": place.prompt}
+            prompt.pop("prompt", None)  # the text of what was rendered
         call = await self.recorder.open(
             context,
-            ids,
+            place,
             max_tokens=params.max_tokens,
             cap=cap,
             sampling=recorded_parameters(params),
@@ -302,7 +311,7 @@ def make_engine(config: Config, args: Namespace) -> Engine:
 
 
 async def make_app(engine: Engine, args: Namespace) -> Any:
-    """vLLM's API server app (ASGI) over `engine`. Any model name in a request is served."""
+    """vLLM's API server app (ASGI) over `engine`, which must have its recorder. Any model name in a request is served."""
     from vllm.entrypoints.launchers.api_server.app_state import init_app_state
     from vllm.entrypoints.launchers.app import build_app
 
@@ -310,6 +319,7 @@ async def make_app(engine: Engine, args: Namespace) -> Any:
     await init_app_state(engine, app.state, args, TASKS)  # type: ignore[arg-type]
     models = app.state.openai_serving_models
     models.is_base_model = models.registry.is_base_model = lambda name: True
+    engine.recorder.index.reader = ServerTurns(app.state.openai_serving_chat)
     return app
 
 

@@ -147,7 +147,8 @@ class Edge:
             caller = Caller(path, dialect, None, request_id)
             await self._refusals.respond(caller, Refusal(401, f"Invalid API key: {error}", code="invalid_api_key"), scope, receive, send)
             return
-        probe = probes.answer(scope["method"], path, served_name=self._settings.served_name, window=self._settings.window)
+        google = dialect.name == "gemini"
+        probe = probes.answer(scope["method"], path, served_name=self._settings.served_name, window=self._settings.window, google=google)
         if probe is not None:
             await probe(scope, receive, send)
             return

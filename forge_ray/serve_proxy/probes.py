@@ -12,16 +12,17 @@ from forge_ray.serve_proxy.dialects.gemini import model_card
 _LISTS = ("/models", "/v1/models", "/api/v1/models")
 
 
-def answer(method: str, path: str, *, served_name: str, window: int) -> Response | None:
-    """The answer to a probe, or None where the request is none."""
+def answer(method: str, path: str, *, served_name: str, window: int, google: bool = False) -> Response | None:
+    """The answer to a probe, or None where the request is none. `google`: it comes from a client of Gemini's API, which has a list of models
+    at the same place as OpenAI's, in another form."""
     read = method in ("GET", "HEAD")
+    if read and google and (gemini := model_card(path, served_name, window)) is not None:
+        return JSONResponse(gemini)
     if read and path in _LISTS:
         model = _model(served_name, window)
         return JSONResponse({"object": "list", "data": [model], "has_more": False, "first_id": served_name, "last_id": served_name})
     if read and any(path.startswith(f"{listing}/") for listing in _LISTS):
         return JSONResponse(_model(path.split("/models/", 1)[1], window))
-    if read and (gemini := model_card(path, served_name, window)) is not None:
-        return JSONResponse(gemini)
     if read and path in ("/health", "/api/hello", "/"):
         return Response(status_code=200)
     if method == "GET" and path.endswith("/responses"):

@@ -20,7 +20,7 @@ from forge_ray.serve_proxy.dialects.fields import Json
 from forge_ray.serve_proxy.dialects.refusal import Refusal
 
 _PATH = re.compile(r"/v1(?:beta|alpha)?/models/(?P<model>.+):(?P<method>generateContent|streamGenerateContent|countTokens)")
-_LISTING = re.compile(r"/v1(?:beta|alpha)/models(?:/(?P<model>[^:]+))?")
+_LISTING = re.compile(r"/v1(?:beta|alpha)?/models(?:/(?P<model>[^:]+))?")
 _STATUS = {
     400: "INVALID_ARGUMENT",
     401: "UNAUTHENTICATED",

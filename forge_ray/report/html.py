@@ -177,6 +177,8 @@ def _examples(run: RunDir, by_label: dict[str, list[RolloutRecord]], records: Se
         log.refresh()
     except ForgeRayError as error:
         yield f'<p class="empty">the call log is damaged: {escape(str(error))}</p>'
+    for problem in log.problems:
+        yield f'<p class="empty">the call log is damaged: {escape(str(problem))}</p>'
     for example in examples:
         try:
             calls = log.session(example.record.id)

@@ -17,7 +17,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from forge_ray.trajectories.call import Call
-from forge_ray.trajectories.call_log import CallLogCorrupt, CallLogError, CallLogReader, CallLogWriter
+from forge_ray.trajectories.call_log import CallLogError, CallLogReader, CallLogWriter
 
 
 def opened(
@@ -40,6 +40,11 @@ def delivery(call: str, *, event: str = "delivered", reply: str | None = "answer
         "first_byte_s": 0.1,
         "last_byte_s": 0.2,
     }
+
+
+def whole(call: str, session: str, new: list[int] | None = None, ids: list[int] | None = None, t: float = 1.0) -> list[dict[str, Any]]:
+    """A call that is trainable."""
+    return [opened(call, session, new or [1, 2], t=t), ended(call, ids or [3], t=t + 1), delivery(call)]
 
 
 def write(path: Path, events: list[dict[str, Any]]) -> None:
@@ -218,18 +223,25 @@ def test_a_chain_of_prompts_across_files(tmp_path: Path) -> None:
 
 
 def test_a_parent_written_between_two_files_is_read_again(tmp_path: Path) -> None:
-    write(tmp_path / "b.jsonl", [opened("q", "s", [9], parent="p", shared=1)])
+    write(tmp_path / "b.jsonl", [opened("q", "s", [9], parent="p", shared=1), ended("q", [3]), delivery("q")])
     reader = read(tmp_path)
-    with pytest.raises(CallLogCorrupt, match=r"b\.jsonl:1: parent call p is not in the log"):
-        reader.session("s")
     write(tmp_path / "a.jsonl", [opened("p", "s", [1])])
     assert {call.id: call.prompt_ids for call in reader.session("s")} == {"p": [1], "q": [1, 9]}
+    assert reader.problems == []
+
+
+def test_a_call_without_its_parent_is_in_quarantine(tmp_path: Path) -> None:
+    write(tmp_path / "b.jsonl", [opened("q", "s", [9], parent="p", shared=1), *whole("other", "s"), *whole("o", "t")])
+    reader = read(tmp_path)
+    assert [(call.id, call.trainable) for call in reader.session("s")] == [("other", False)]
+    assert str(reader.problems[0]).startswith(f"{tmp_path}/b.jsonl:1: parent call p is not in the log")
+    assert [call.trainable for call in reader.session("t")] == [True]
 
 
 def test_a_deep_chain_needs_no_deep_stack(tmp_path: Path) -> None:
     events: list[dict[str, Any]] = []
     for i in range(3000):
-        events += [opened(f"c{i}", "s", [i], parent=f"c{i - 1}" if i else None, shared=i), ended(f"c{i}", [])]
+        events += [opened(f"c{i}", "s", [i], parent=f"c{i - 1}" if i else None, shared=i, t=i), ended(f"c{i}", [], t=i + 0.5)]
     write(tmp_path / "r0.jsonl", events)
     assert read(tmp_path).session("s")[-1].prompt_ids == list(range(3000))
 
@@ -282,50 +294,71 @@ def test_state(tmp_path: Path) -> None:
     assert reader.sessions() == [] and reader.session("s") == []
 
 
-@pytest.mark.parametrize(
-    "line",
-    [
-        '{"event": "open"}',
-        "[1]",
-        "not json",
-        '{"event": "opened", "call": "x"}',
-        json.dumps(ended("a", [1, 2], spans=[["0.1", 0, 1]])),
-        json.dumps(ended("a", [1, 2], logprobs=[-1.0])),
-        json.dumps(ended("a", [1, 2], logprobs=["x", "y"])),
-        json.dumps(opened("a", "s", [2**40])),
-        json.dumps(opened("a", "s", [1], parent="p", shared=0)),
-        json.dumps({"event": "session", "session": "s", "status": "sleeping", "limit": None, "t": 1}),
-    ],
-)
-def test_a_wrong_line_in_the_middle_is_named(tmp_path: Path, line: str) -> None:
+NO_EVENTS = ['{"event": "open"}', "[1]", "not json", '{"event": "opened", "call": "x"}', "\0\0\0\0", '{"event": "finished", "call": "']
+WRONG_EVENTS = [
+    json.dumps(ended("ok", [1, 2], spans=[["0.1", 0, 1]])),
+    json.dumps(ended("ok", [1, 2], logprobs=[-1.0])),
+    json.dumps(ended("ok", [1, 2], logprobs=["x", "y"])),
+    json.dumps(ended("ok", [1, 2]))[:-9],
+    json.dumps(opened("a", "s", [2**40])),
+    json.dumps(opened("a", "s", [1], parent="p", shared=0)),
+    json.dumps(opened("a", "s", [1]) | {"event": "opened"}),
+    json.dumps({"event": "session", "session": "s", "status": "sleeping", "limit": None, "t": 1}),
+]
+
+
+@pytest.mark.parametrize("line", [*NO_EVENTS, *WRONG_EVENTS])
+def test_a_wrong_line_is_named_and_its_session_is_in_quarantine(tmp_path: Path, line: str) -> None:
     file = tmp_path / "r0.jsonl"
-    file.write_text(json.dumps(opened("ok", "s", [1])) + "\n" + line + "\n" + json.dumps(opened("later", "s", [1])) + "\n")
-    reader = CallLogReader(tmp_path)
-    for _ in range(2):
-        with pytest.raises(CallLogCorrupt) as caught:
-            reader.refresh()
-        assert (caught.value.file, caught.value.line) == (file, 2) and f"{file}:2:" in str(caught.value)
-    assert [call.id for call in reader.session("s")] == ["ok"]
+    over = [*whole("first", "over"), {"event": "session", "session": "over", "status": "closed", "limit": None, "t": 5.0}]
+    before, after = [*over, opened("ok", "s", [1])], [*whole("later", "s"), *whole("new", "t")]
+    file.write_text("".join(json.dumps(event) + "\n" for event in before) + line + "\n" + "".join(json.dumps(e) + "\n" for e in after))
+    write(tmp_path / "r1.jsonl", whole("elsewhere", "u"))
+    reader = read(tmp_path)
+    (problem,) = reader.verify()
+    assert (problem.file, problem.line, problem.sessions) == (file, 6, ("s",)) and str(problem).startswith(f"{file}:6: ")
+    assert reader.quarantined("s") is problem and reader.quarantined("t") is None
+    assert {call.id: call.trainable for call in reader.session("s")} == {"ok": False, "later": False}
+    for session in ("over", "t", "u"):
+        assert [call.trainable for call in reader.session(session)] == [True]
+    reader.refresh()
+    assert reader.verify() == [problem]
 
 
-def test_contradictions_are_refused(tmp_path: Path) -> None:
+def test_contradictions_are_named(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", [opened("a", "s", [1]), ended("a", [1]), ended("a", [2])])
-    with pytest.raises(CallLogCorrupt, match=r"a\.jsonl:3: call a ended twice"):
-        read(tmp_path)
+    assert "a.jsonl:3: call a ended twice" in str(read(tmp_path).verify()[0])
     write(tmp_path / "a.jsonl", [opened("a", "s", [1]), opened("b", "other", [1], parent="a", shared=1)])
-    with pytest.raises(CallLogCorrupt, match="another session"):
-        read(tmp_path).session("other")
+    assert "not in the log of session other" in str(read(tmp_path).verify()[0])
     write(tmp_path / "a.jsonl", [opened("a", "s", [1]), opened("b", "s", [1], parent="a", shared=2)])
-    with pytest.raises(CallLogCorrupt, match="shares 2 tokens"):
-        read(tmp_path).session("s")
+    assert "shares 2 tokens" in str(read(tmp_path).verify()[0])
+    write(tmp_path / "a.jsonl", [opened("a", "s", [1]), opened("a", "s", [2])])
+    assert "opened differently" in str(read(tmp_path).verify()[0])
 
 
-def test_a_file_that_shrank_is_refused(tmp_path: Path) -> None:
+def test_a_file_that_shrank_is_named(tmp_path: Path) -> None:
     write(tmp_path / "a.jsonl", [opened("a", "s", [1]), ended("a", [1])])
     reader = read(tmp_path)
     write(tmp_path / "a.jsonl", [opened("a", "s", [1])])
-    with pytest.raises(CallLogCorrupt, match="shrank"):
-        reader.refresh()
+    reader.refresh()
+    assert "shrank" in str(reader.problems[0]) and reader.quarantined("s") is not None
+    assert not any(call.trainable for call in reader.session("s"))
+
+
+def test_a_torn_tail_is_reported_once_its_writer_is_gone(tmp_path: Path) -> None:
+    async def run() -> None:
+        log = CallLogWriter(tmp_path / "r0.jsonl")
+        await log.append(opened("a", "s", [1, 2]))
+        with log.path.open("ab") as file:
+            file.write(b'{"event":"finis')
+        reader = read(tmp_path)
+        assert reader.torn() == []  # it may be about to become whole
+        log.close()
+        (tail,) = reader.torn()
+        assert (tail.file, tail.bytes) == (log.path, 15)
+        assert [call.id for call in reader.session("s")] == ["a"] and reader.problems == []
+
+    asyncio.run(run())
 
 
 # --- properties: random sessions, random interleavings, any cut
@@ -457,8 +490,8 @@ def test_the_log_grows_with_new_tokens_only(tmp_path: Path) -> None:
         for turn in range(turns):
             ids = [turn] * 20
             parent = f"c{turn - 1}" if turn else None
-            events.append(opened(f"c{turn}", "s", history[len(previous) :], parent=parent, shared=len(previous)))
-            events += [ended(f"c{turn}", ids), delivery(f"c{turn}")]
+            events.append(opened(f"c{turn}", "s", history[len(previous) :], parent=parent, shared=len(previous), t=turn))
+            events += [ended(f"c{turn}", ids, t=turn + 0.5), delivery(f"c{turn}")]
             previous = history + ids
             history = [*previous, *range(30)]
         directory = tmp_path / str(turns)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 
 @dataclass
@@ -25,6 +25,8 @@ class SessionState:
     """Of every call with an end event."""
     refused: int = 0
     """Requests that were answered with an error and never became a call."""
+    refused_by: dict[str, int] = field(default_factory=dict)
+    """The same, by the replica that refused."""
     overflow: bool = False
     """The session's last event of weight is a refusal because the prompt did not fit: no call has ended since."""
     last_status: str | None = None

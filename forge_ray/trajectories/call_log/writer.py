@@ -1,14 +1,18 @@
 """The durable writer: one thread, group commit, every waiter gets a true answer.
 
-The file is created exclusively, so nobody ever appends behind a torn line of a dead process. Whatever has queued up while the
+Every file is created exclusively, so nobody ever appends behind a torn line of a dead process. Whatever has queued up while the
 thread synced goes into its next write, so the cost of a sync is shared. A line that a reader can see whole is never taken back:
 after a short write only the torn tail is cut off, and later appends may succeed again; after a failed sync nothing is promised
 any more and every append fails.
+
+A file that has grown to `segment_bytes` is left behind for good, for the compactor to take; the writer goes on in the next one (see
+`segments`). Where that cannot be created (a full disk) the old one goes on.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import json
 import os
 import queue
@@ -16,26 +20,28 @@ import threading
 from pathlib import Path
 from typing import Any
 
+from forge_ray.trajectories.call_log import segments
 from forge_ray.trajectories.call_log.errors import CallLogError
 
 _Waiting = tuple[bytes, asyncio.AbstractEventLoop, "asyncio.Future[None]"]
 
 
 class CallLogWriter:
-    """Appends events to one new file at `path`; each `append` returns once its event is on the disk."""
+    """Appends events to new files at `path`; each `append` returns once its event is on the disk.
 
-    def __init__(self, path: str | os.PathLike[str]) -> None:
+    `path` is `<replica>.jsonl`. `segment_bytes`: size at which a file is followed by the next one; None: never.
+    """
+
+    def __init__(self, path: str | os.PathLike[str], *, segment_bytes: int | None = None) -> None:
         self.path = Path(path)
+        """The file that is being written."""
+        self._replica, self._number, self._bound = self.path.stem, 0, segment_bytes
+        self._next_try = segment_bytes
         try:
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            self._file = os.open(self.path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
-            directory = os.open(self.path.parent, os.O_RDONLY)
-            try:
-                os.fsync(directory)  # the name must survive as well as the content
-            finally:
-                os.close(directory)
+            self._file = _create(self.path)
         except FileExistsError:
-            raise CallLogError(f"{self.path}: exists already; every replica incarnation writes a file of its own") from None
+            raise CallLogError(f"{self.path}: exists already; every replica incarnation writes files of its own") from None
         except OSError as error:
             raise CallLogError(f"{self.path}: cannot be created ({error})") from error
         self._size = 0
@@ -98,6 +104,7 @@ class CallLogWriter:
         if error is None:
             try:
                 safe, error = self._write([line for line, _, _ in waiting])
+                self._roll()
             except BaseException as unexpected:  # a waiter must never hang because this thread died
                 error = self._broken = CallLogError(f"{self.path}: {unexpected!r}")
         outcomes: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[None], CallLogError | None]]] = {}
@@ -133,6 +140,37 @@ class CallLogWriter:
             return 0, self._broken
         self._size += size
         return whole, error
+
+    def _roll(self) -> None:
+        """Go on in the next file if this one has reached its bound."""
+        if self._next_try is None or self._bound is None or self._size < self._next_try or self._broken is not None:
+            return
+        path = self.path.with_name(segments.file_name(self._replica, self._number + 1))
+        try:
+            file = _create(path)
+        except OSError:
+            self._next_try = self._size + max(self._bound // 8, 1)
+            return
+        os.close(self._file)  # which gives up the claim
+        self.path, self._file, self._number, self._size, self._next_try = path, file, self._number + 1, 0, self._bound
+
+
+def _create(path: Path) -> int:
+    """A new file for this process alone, its name on disk."""
+    file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
+    try:
+        segments.claim(file)
+        directory = os.open(path.parent, os.O_RDONLY)
+        try:
+            os.fsync(directory)
+        finally:
+            os.close(directory)
+    except BaseException:
+        os.close(file)
+        with contextlib.suppress(OSError):
+            os.unlink(path)
+        raise
+    return file
 
 
 def _settle(settled: list[tuple[asyncio.Future[None], CallLogError | None]]) -> None:

@@ -1,0 +1,159 @@
+"""From the events of a session to its `Call`s and its counters."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from forge_ray.trajectories.call import Call
+from forge_ray.trajectories.call_log.events import CallEvents, SessionEvents
+from forge_ray.trajectories.call_log.state import SessionState
+
+
+class Incomplete(Exception):
+    """A prompt cannot be rebuilt: its parent is not (fully) known, or is none."""
+
+    def __init__(self, events: CallEvents, problem: str) -> None:
+        self.events = events
+        super().__init__(problem)
+
+
+def calls(session: SessionEvents, *, quarantined: bool) -> list[Call]:
+    """The calls in the order of completion, then those still open in the order they were opened.
+
+    Raises `Incomplete` for a prompt that cannot be rebuilt.
+    In a quarantined session such a call is left out instead, and none is trainable.
+    """
+    prompts: dict[str, list[int]] = {}
+    found = []
+    for events in (*session.ended(), *session.running()):
+        try:
+            found.append(_call(session, events, prompts))
+        except Incomplete:
+            if not quarantined:
+                raise
+    for call in found:
+        call.quarantined = quarantined
+    _supersede_across_replicas(found)
+    return found
+
+
+def state(session: SessionEvents) -> SessionState:
+    """Counters and flags."""
+    found = SessionState(session.session, closed=bool(session.closed))
+    found.limit = min(session.limits, key=lambda limit: limit[1]["t"])[1]["limit"] if session.limits else None
+    overflow_t: float | None = None
+    for replica, event in session.refused.values():
+        found.refused += 1
+        found.refused_by[replica] = found.refused_by.get(replica, 0) + 1
+        if event["reason"] == "overflow":
+            overflow_t = max(float(event["t"]), overflow_t or 0.0)
+    for events in session.calls.values():
+        if events.open is None:
+            continue
+        found.purpose = events.open["purpose"]
+        if events.delivery is not None and events.delivery["event"] == "undelivered":
+            found.undelivered += 1
+        if events.end is None:
+            found.open += 1
+            continue
+        status = events.end["event"]
+        found.calls += status in ("finished", "length")
+        found.failed += status == "failed"
+        found.cancelled += status == "cancelled"
+        found.sampled_tokens += len(events.ids)
+    ended = session.ended()
+    outermost = [events for events in ended if kind(events) == "agent"] or ended
+    if outermost:
+        last = outermost[-1]
+        assert last.end is not None
+        found.last_status, found.last_reply = last.end["event"], (last.delivery or {}).get("reply")
+    if overflow_t is not None:
+        found.overflow = not ended or float((ended[-1].end or {})["t"]) < overflow_t
+    return found
+
+
+def kind(events: CallEvents) -> str:
+    """A call's kind, as it was seen last."""
+    return (events.kind or events.open or {}).get("kind", "agent")
+
+
+def _prompt(session: SessionEvents, call: str, prompts: dict[str, list[int]]) -> list[int]:
+    chain: list[CallEvents] = []
+    at: str | None = call
+    while at is not None and at not in prompts:
+        events = session.calls.get(at)
+        if events is None or events.open is None:
+            raise Incomplete(chain[-1], f"parent call {at} is not in the log of session {session.session}")
+        if len(chain) > len(session.calls):
+            raise Incomplete(events, f"call {at} is its own ancestor")
+        chain.append(events)
+        at = events.open.get("parent")
+    for events in reversed(chain):
+        assert events.open is not None
+        parent, shared = events.open.get("parent"), events.open["shared"]
+        prompt: list[int] = []
+        if parent is not None:
+            before, sampled = prompts[parent], session.calls[parent].ids
+            if shared > len(before) + len(sampled):
+                raise Incomplete(events, f"shares {shared} tokens with call {parent}, which has {len(before) + len(sampled)}")
+            prompt = before[:shared] + sampled[: max(0, shared - len(before))].tolist()
+        prompts[events.open["call"]] = prompt + events.new.tolist()
+    return prompts[call]
+
+
+def _call(session: SessionEvents, events: CallEvents, prompts: dict[str, list[int]]) -> Call:
+    assert events.open is not None
+    opened, end, delivery = events.open, events.end or {}, events.delivery or {}
+    return Call(
+        id=opened["call"],
+        session=session.session,
+        purpose=opened["purpose"],
+        replica=opened["replica"],
+        dialect=opened["dialect"],
+        path=opened["path"],
+        streamed=bool(opened["streamed"]),
+        kind=kind(events),
+        conversation=opened["conversation"],
+        prompt_ids=_prompt(session, opened["call"], prompts),
+        sampling=dict(opened["sampling"]),
+        masked_by_grammar=bool(opened["masked_by_grammar"]),
+        max_tokens=int(opened["max_tokens"]),
+        opened=float(opened["t"]),
+        parent=opened.get("parent"),
+        shared=opened["shared"],
+        ids=events.ids.tolist(),
+        logprobs=events.logprobs.tolist(),
+        spans=None if events.spans is None else list(events.spans),
+        version_open=opened["version"],
+        version_end=end.get("version") or "",
+        status=end.get("event", "open"),
+        finish_reason=end.get("finish_reason"),
+        stop_reason=end.get("stop_reason"),
+        error=end.get("error"),
+        ended=end.get("t"),
+        delivered=delivery["event"] == "delivered" if delivery else None,
+        superseded_by=(events.superseded or {}).get("by"),
+        usage=delivery.get("usage"),
+        reply=delivery.get("reply"),
+        request_sha256=opened["request_sha256"],
+        response_sha256=delivery.get("response_sha256") or "",
+        splice=opened.get("splice", "new"),
+        reason=opened.get("reason"),
+        rerendered=opened.get("rerendered"),
+        overlap=opened.get("overlap") or 0,
+        spawned_by=opened.get("spawned_by"),
+        ignored=list(opened.get("ignored", ())),
+        model=opened.get("model"),
+        issued=list(delivery.get("issued", ())),
+    )
+
+
+def _supersede_across_replicas(calls: Iterable[Call]) -> None:
+    """Mark the earlier of two equal requests that reached different replicas: neither replica knew of the other's call."""
+    latest: dict[str, Call] = {}
+    for call in sorted(calls, key=lambda call: call.opened):
+        earlier = latest.get(call.request_sha256)
+        if earlier is not None and earlier.replica != call.replica and earlier.superseded_by is None:
+            earlier.superseded_by = call.id
+        if call.request_sha256:
+            latest[call.request_sha256] = call

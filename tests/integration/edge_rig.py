@@ -14,7 +14,6 @@ import httpx
 import httpx2
 
 from forge_ray import ray_env
-from forge_ray.config import Limits, Proxy
 from forge_ray.serve_proxy.edge import Edge, EdgeSettings
 from forge_ray.serve_proxy.recording import Recorder
 from forge_ray.serve_proxy.session_index import SessionIndex
@@ -70,10 +69,19 @@ class EdgeRig:
 
 
 @asynccontextmanager
-async def edge_rig(directory: Path, rules: list[dict[str, Any]], *, template: str | None = None) -> AsyncIterator[EdgeRig]:
-    """Start one. vLLM is imported here (some seconds). One at a time in a process, in the running event loop."""
+async def edge_rig(
+    directory: Path,
+    rules: list[dict[str, Any]],
+    *,
+    template: str | None = None,
+    server: dict[str, Any] | None = None,
+    proxy: dict[str, Any] | None = None,
+) -> AsyncIterator[EdgeRig]:
+    """Start one. vLLM is imported here (some seconds). One at a time in a process, in the running event loop. `server`: arguments of vLLM's
+    API server; `proxy`: the config's section."""
     os.environ.update(ray_env.worker())
     from forge_ray.serve_proxy import vllm_internals
+    from forge_ray.serve_proxy.admission import Admission
 
     script = directory / "script.json"
     script.write_text(json.dumps(rules))
@@ -82,17 +90,20 @@ async def edge_rig(directory: Path, rules: list[dict[str, Any]], *, template: st
     if template is not None:
         (directory / "template.jinja").write_text(template)
         policy["chat_template"] = str(directory / "template.jinja")
-    config = make_config("edge", 18729, **policy)
+    if server is not None:
+        policy["server"] = {"tool_call_parser": "hermes", **server}
+    config = make_config("edge", 18729, proxy=proxy or {}, **policy)
     args = vllm_internals.parse_arguments(config, config.policy.model.path)
     served = vllm_internals.make_engine(config, args)
     log = CallLogWriter(directory / "calls" / "r0.jsonl")
-    index = SessionIndex("r0", Limits())
+    index = SessionIndex("r0", config.proxy.limits)
     recorder = served.recorder = Recorder(
-        log=log, index=index, proxy=Proxy(), window=WINDOW, version="1.0", refusals=vllm_internals.REFUSALS
+        log=log, index=index, proxy=config.proxy, window=WINDOW, version="1.0", refusals=vllm_internals.REFUSALS
     )
     app = await vllm_internals.make_app(served, args)
-    settings = EdgeSettings("policy", WINDOW, config.proxy.max_body_bytes)
-    edge = Edge(app, settings=settings, sessions=Sessions(SECRET), index=index, log=log)
+    admission = recorder.admission = Admission.of(config.proxy, served.vllm_config.scheduler_config.max_num_seqs)
+    settings = EdgeSettings.of(config, index.window(WINDOW), directory)
+    edge = Edge(app, settings=settings, sessions=Sessions(SECRET), index=index, log=log, admission=admission)
     try:
         yield EdgeRig(edge, recorder, log.path.parent, served.renderer.get_tokenizer())
     finally:

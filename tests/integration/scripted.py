@@ -58,6 +58,7 @@ async def scripted(directory: Path, rules: list[dict[str, Any]], **config: Any) 
     for name, value in ray_env.WORKER.items():
         os.environ.setdefault(name, value)
     from forge_ray.serve_proxy import vllm_internals
+    from forge_ray.serve_proxy.admission import Admission
     from forge_ray.serve_proxy.disconnects import Disconnects
     from forge_ray.serve_proxy.edge import Edge, EdgeSettings
     from forge_ray.serve_proxy.recording import Recorder
@@ -77,9 +78,10 @@ async def scripted(directory: Path, rules: list[dict[str, Any]], **config: Any) 
     recorder = engine.recorder = Recorder(
         log=log, index=index, proxy=settings.proxy, window=window, version="1.0", refusals=vllm_internals.REFUSALS
     )
+    admission = recorder.admission = Admission.of(settings.proxy, engine.vllm_config.scheduler_config.max_num_seqs)
     app = await vllm_internals.make_app(engine, args)
-    limits = EdgeSettings(served_name="policy", window=index.window(window), max_body_bytes=2**20)
-    edge = Edge(app, settings=limits, sessions=Sessions(SECRET), index=index, log=log)
+    limits = EdgeSettings.of(settings, index.window(window), run.bodies)
+    edge = Edge(app, settings=limits, sessions=Sessions(SECRET), index=index, log=log, admission=admission)
     whole = Disconnects(edge)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(whole), base_url="http://proxy", timeout=60) as http:
         yield Scripted(settings, run, engine, edge, whole, index, recorder, http)

@@ -139,7 +139,7 @@ class Rig:
         ids = [11, 12, 13]
         for position, token in enumerate(ids[:allowed]):
             last = position == min(allowed, len(ids)) - 1
-            if script == "fail" and position == 1:
+            if script == "fail at once" or (script == "fail" and position == 1):
                 raise RuntimeError("the engine is on fire")
             if script == "wait" and position == 1:
                 await self.gate.wait()
@@ -172,7 +172,8 @@ async def _drain(outputs: AsyncIterator[Output]) -> None:
 
 
 def _sse(value: dict[str, Any]) -> bytes:
-    return f"data: {json.dumps(value, separators=(',', ':'))}\n\n".encode()
+    name = f"event: {value['type']}\n" if "type" in value else ""
+    return f"{name}data: {json.dumps(value, separators=(',', ':'))}\n\n".encode()
 
 
 def _event(dialect: str, text: str) -> bytes:

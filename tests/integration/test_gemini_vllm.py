@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from collections.abc import AsyncIterator
 from itertools import pairwise
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from google import genai
 from google.genai import errors, types
 
 from tests.integration.edge_rig import WINDOW, EdgeRig, edge_rig
+from tests.tiny_model import TEMPLATE
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
 
@@ -35,7 +37,11 @@ TURNS = [
 ]
 RULES: list[dict[str, Any]] = [
     *({"if": "four turns", "turn": turn, "say": text} for turn, text in enumerate(TURNS)),
-    {"if": "think aloud", "say": "<think>\nwhat is it\n</think>\n\nIt is this."},
+    {
+        "if": "think aloud",
+        "turn": 0,
+        "say": '<think>\nwhat is it\n</think>\n\nI look.\n<tool_call>\n{"name": "shell", "arguments": {"command": "ls"}}\n</tool_call>',
+    },
     {"if": "rate it", "say": '{"score": 7}'},
     {"if": "engine fails", "say": "a few words of it", "fault": "fail", "after": 0},
     {"if": "fails later", "say": "a few words of it", "fault": "fail", "after": 2},
@@ -267,6 +273,40 @@ async def test_a_call_that_cannot_be_said_in_this_form(rig: EdgeRig) -> None:
         last = answer.json() if method == "generateContent" else answer.json()[-1]
         assert answer.status_code == 200 and last["candidates"][0]["finishReason"] in ("MALFORMED_FUNCTION_CALL", "STOP"), answer.text
     assert all(call.delivered for call in rig.calls("broken"))
+
+
+THINKING = TEMPLATE.replace(
+    "{{ message.content or '' }}",
+    "{{ '<think>\\n' ~ message.reasoning_content ~ '\\n</think>\\n\\n' if message.reasoning_content else '' }}{{ message.content or '' }}",
+)
+"""A template that keeps the reasoning of earlier turns."""
+
+
+async def test_thoughts_go_out_and_come_back_in_signatures(tmp_path: Path) -> None:
+    async with edge_rig(tmp_path, RULES, template=THINKING, server={"reasoning_parser": "qwen3"}) as rig:
+        ask = {**user("think aloud"), "tools": [{"functionDeclarations": [{"name": "shell"}]}]}
+        for session, method in (("whole", "generateContent"), ("pieces", "streamGenerateContent")):
+            for keep in ("thoughts", "signatures", "nothing"):
+                name = f"{session}-{keep}"
+                answer = await rig.post(name, path(method), ask)
+                assert answer.status_code == 200, answer.text
+                chunks = [answer.json()] if session == "whole" else answer.json()
+                parts = [part for chunk in chunks for part in chunk["candidates"][0]["content"]["parts"]]
+                assert "".join(part["text"] for part in parts if part.get("thought")).strip() == "what is it"
+                usage = chunks[-1]["usageMetadata"]
+                (call,) = rig.calls(name)
+                assert usage["thoughtsTokenCount"] + usage["candidatesTokenCount"] == len(call.ids) and usage["thoughtsTokenCount"] > 3
+                assert call.issued == [part["functionCall"]["id"] for part in parts if "functionCall" in part] != []
+                if keep != "thoughts":  # as Gemini CLI does
+                    parts = [part for part in parts if not part.get("thought")]
+                if keep != "signatures":
+                    parts = [{key: value for key, value in part.items() if key != "thoughtSignature"} for part in parts]
+                done = {"functionResponse": {"name": "shell", "id": call.issued[0], "response": {"output": "ok"}}}
+                back = [*ask["contents"], {"role": "model", "parts": parts}, {"role": "user", "parts": [done]}]
+                assert (await rig.post(name, path(method), {**ask, "contents": back})).status_code == 200
+                one, two = rig.calls(name)
+                goes_on = two.prompt_ids[: len(one.prompt_ids) + len(one.ids)] == [*one.prompt_ids, *one.ids]
+                assert (goes_on, two.splice == "fork") == ((False, True) if keep == "nothing" else (True, False)), (name, two.reason)
 
 
 async def test_probes(rig: EdgeRig) -> None:

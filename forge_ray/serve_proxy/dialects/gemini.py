@@ -87,7 +87,9 @@ class GeminiReply(Reply):
             self.complete = True
         for candidate in body.get("candidates") or ():
             for part in (candidate.get("content") or {}).get("parts") or ():
-                self._called = self._called or "functionCall" in part
+                if "functionCall" in part:
+                    self._called = True
+                    self.note(part["functionCall"].get("id"))
                 self.note((part.get("functionCall") or {}).get("id"))
             reason = candidate.get("finishReason")
             if reason is not None:

@@ -56,6 +56,7 @@ class Rig:
     bodies: bool = False
     admission: Admission = field(default_factory=Admission)
     keepalive_s: float = 10.0
+    max_body_bytes: int = 1000
     obeyed: frozenset[Any] = frozenset()
     seen: list[dict[str, Any]] = field(default_factory=list)
     contexts: list[identity.CallContext] = field(default_factory=list)
@@ -71,7 +72,7 @@ class Rig:
         routes += [Route("/v1/messages", self.complete, methods=["POST"]), Route("/v1/messages/count_tokens", self.count, methods=["POST"])]
         routes += [Route("/tokenize", self.count, methods=["POST"])]
         bodies = self.directory / "bodies" if self.bodies else None
-        settings = EdgeSettings("policy", WINDOW, 1000, bodies, keepalive_s=self.keepalive_s, obeyed=self.obeyed)
+        settings = EdgeSettings("policy", WINDOW, self.max_body_bytes, bodies, keepalive_s=self.keepalive_s, obeyed=self.obeyed)
         self.recorder.admission = self.admission
         app = Starlette(routes=routes)
         self.edge = Edge(app, settings=settings, sessions=self.sessions, index=self.index, log=self.log, admission=self.admission)

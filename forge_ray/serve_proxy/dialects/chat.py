@@ -95,14 +95,10 @@ CHAT_FIELDS = Fields(
 )
 
 COMPLETION_FIELDS = Fields(
-    honoured=_HONOURED | {"prompt": "one text, or one list of token ids"},
+    honoured=_HONOURED | {"prompt": "one text, or one list of token ids; several are refused"},
     ignored=_IGNORED,
     sampling=TEMPERATURES,
-    refused=_REFUSED
-    | {
-        "prompt": (lambda prompt: _several_prompts(prompt), ONE_REPLY),
-        "suffix": (is_set, "the model continues a text at its end"),
-    },
+    refused=_REFUSED | {"suffix": (is_set, "the model continues a text at its end")},
     removed=_REMOVED,
 )
 
@@ -193,6 +189,10 @@ class Completions(OpenAI):
     caps = ("max_tokens",)
     reply = ChatReply
     fields = COMPLETION_FIELDS
+
+    def refuse(self, body: Json) -> Refusal | None:
+        several = unsupported("prompt", ONE_REPLY) if _several_prompts(body.get("prompt")) else None
+        return several or self.fields.refuse(body)
 
 
 def _several_prompts(prompt: Any) -> bool:

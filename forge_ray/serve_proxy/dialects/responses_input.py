@@ -88,9 +88,12 @@ def adapt(body: Json) -> bool:
     if not isinstance(tools, list) and not found:
         return changed
     old = tools if isinstance(tools, list) else []
-    known = [(tool.get("type"), tool.get("name")) for tool in objects(old)]
-    new_tools = [_tool(tool) for tool in [*old, *(tool for tool in found if (tool.get("type"), tool.get("name")) not in known)]]
-    new_tools = [tool for tool in new_tools if not (isinstance(tool, dict) and hosted(tool))]
+    declared = {(tool.get("type"), tool.get("name")) for tool in objects(old)}
+    later: dict[Any, Json] = {}  # what is declared already, or found twice, is there once
+    for tool in found:
+        if (key := (tool.get("type"), tool.get("name"))) not in declared:
+            later.setdefault(key, tool)
+    new_tools = [_tool(tool) for tool in (*old, *later.values()) if not (isinstance(tool, dict) and hosted(tool))]
     if len(new_tools) != len(old) or any(new is not tool for new, tool in zip(new_tools, old, strict=True)):
         body["tools"], changed = new_tools, True
     return changed

@@ -5,7 +5,7 @@ A harness runs several conversations in one session: its agent's, those of sub-a
 
 1. its headers name it; 2. its prompt continues a call of it, token for token; 3. it has the conversation's system text, tools and first
 user item; 4. it brings back ids that calls of it issued; 5. it has the first user item and a reply in common with a call of it, or all
-items of one and the same tools (the system text or the tools were edited); 6. as rendered it begins with a prompt of it (only for a
+items of one (the system text or the tools were edited); 6. as rendered it begins with a prompt of it (only for a
 request without a history, or a call from before a restart); 7. nothing of the conversation has reached the harness and the request has the
 same system text and tools (a retry that rewrites the user message).
 
@@ -179,15 +179,15 @@ class Conversations:
 
     @staticmethod
     def _shares(found: Conversation, history: History) -> bool:
-        """A reply in common, or all items of a call with the same tools."""
+        """A reply in common, or all items of a call (one with the same tools, if the request carries no reply)."""
         replies = {value for role, value in zip(history.roles, history.prints, strict=True) if role == "assistant"}
         for call in reversed(found.calls):
             if call.prints is None:
                 continue
             if not replies.isdisjoint(call.prints):
                 return True
-            same_tools = call.head is not None and call.head[1] == history.tools
-            if same_tools and list(call.prints) == history.prints[: len(call.prints)]:
+            alike = history.carries_replies or (call.head is not None and call.head[1] == history.tools)
+            if alike and list(call.prints) == history.prints[: len(call.prints)]:
                 return True
         return False
 

@@ -49,11 +49,7 @@ def of_change(tree: PromptTree, prompt: np.ndarray, history: History | None, bef
 def of_splice(before: Recorded, rerendered: Sequence[int], reader: TurnReader | None) -> str:
     """What was put back: where the reply as rendered first differs from what was sampled."""
     there = np.asarray(rerendered, dtype=np.int32)
-    at = common_prefix(before.ids, there)
-    return _line(
-        f"the reply came back in other tokens (token {at} of it: {_text(before.ids[at : at + WINDOW], reader)} became "
-        f"{_text(there[at : at + WINDOW], reader)})"
-    )
+    return _line(f"the reply came back in other tokens ({_token(before.ids, there, common_prefix(before.ids, there), reader)})")
 
 
 def _what(history: History | None, before: Recorded, early: bool) -> str:
@@ -94,12 +90,13 @@ def _by(unknown: bool, kept: bool) -> str:
 
 
 def _token(old: np.ndarray, new: np.ndarray, at: int, reader: TurnReader | None) -> str:
-    return f"token {at}: {_text(old[at : at + WINDOW], reader)} became {_text(new[at : at + WINDOW], reader)}"
-
-
-def _text(ids: Sequence[int] | np.ndarray, reader: TurnReader | None) -> str:
-    plain = [int(token) for token in ids]
-    return str(plain) if reader is None else shown(reader.decode(plain))
+    one, other = old[at : at + WINDOW].tolist(), new[at : at + WINDOW].tolist()
+    if reader is None:
+        return f"token {at}: {one} became {other}"
+    before, after = shown(reader.decode(one)), shown(reader.decode(other))
+    if before == after:  # the same text, cut into other tokens
+        before, after = shown(reader.decode(one[:1])), shown(reader.decode(other[:1]))
+    return f"token {at}: {before} became {after}"
 
 
 def _line(text: str) -> str:

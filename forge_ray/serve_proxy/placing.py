@@ -140,19 +140,20 @@ def _status(
     history = asked.history
     misses = sorted((miss for miss in found.misses if len(miss.call.ids)), key=lambda miss: miss.call.conversation != verdict.conversation)
     known = conversations.known.get(verdict.conversation or "")
+    end = found.match.path[-1]
+    twin = end.calls[-1] if end.depth == len(prompt) and end.calls else None
     if found.continues and found.parent is not None:
         if misses:
             return "fork", fork_reasons.of_miss(misses[0], history)
-        rival = _rival(found.parent, found.match, verdict)
+        first = twin is not None and twin.splice != "fork"
+        rival = None if first else _rival(found.parent, found.match, verdict)
         if rival is not None:
             return "fork", fork_reasons.of_change(tree, prompt, history, rival, reader)
         if found.continues == "exact":
             return "exact", None
         return "spliced", fork_reasons.of_splice(found.parent, found.rerendered or [], reader)
-    end = found.match.path[-1]
-    twin = end.calls[-1:] if end.depth == len(prompt) else []
-    if twin:
-        return twin[0].splice, twin[0].reason
+    if twin is not None:
+        return twin.splice, twin.reason
     if known is None:
         near = verdict.near.last if verdict.near is not None else None
         return "new", None if near is None else fork_reasons.of_change(tree, prompt, history, near, reader)

@@ -1,7 +1,7 @@
 """The prompts of a session's recorded calls: a radix tree of what was rendered, and of each call what was used.
 
-*Rendered* is a prompt as the chat template and the tokenizer made it from the request; *used* is what the engine was given, where replies of
-earlier calls may stand as they were sampled. The tree is over the rendered prompts, so a new prompt finds every recorded prompt that it
+*Rendered* is a prompt as the chat template and the tokenizer made it from the request; *used* is what the engine was given, where replies
+of earlier calls may stand as they were sampled. The tree is over the rendered prompts, so a new prompt finds every recorded prompt that it
 begins with in one pass over its tokens, whatever the number of calls. What was used is held as (parent, shared, tail), the same way as in
 the call log: a session takes memory for new tokens only.
 

@@ -122,13 +122,17 @@ class Script:
         """`answer` without counting: the rule and its place in the script, -1 for the default answer."""
         parts = prompt.split(turn_mark)
         turn, last = len(parts) - 2, parts[-2] if len(parts) > 1 else prompt
-        places = {mark: at for mark in self._marks if (at := prompt.find(mark)) >= 0}
-        # Of two marks at one place the longer is meant.
-        whose = min(places, key=lambda mark: (places[mark], -len(mark)), default="")
+        whose = self.whose(prompt)
         for at, rule in enumerate(self.rules):
             if rule.fits(prompt, turn) and rule.of in ("", whose) and rule.last in last:
                 return _completed(rule, prompt), at
         return Rule(say=DEFAULT_ANSWER), -1
+
+    def whose(self, prompt: str) -> str:
+        """Which `of` text a prompt belongs to; "" for none."""
+        places = {mark: at for mark in self._marks if (at := prompt.find(mark)) >= 0}
+        # Of two at one place the longer is meant.
+        return min(places, key=lambda mark: (places[mark], -len(mark)), default="")
 
 
 def _completed(rule: Rule, prompt: str) -> Rule:

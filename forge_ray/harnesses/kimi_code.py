@@ -1,6 +1,6 @@
 """Adapter of Moonshot's Kimi Code (`kimi -p`), which speaks the chat dialect, streamed.
 
-Prompt mode approves every tool call by itself. Its home is `KIMI_CODE_HOME`.
+Prompt mode approves every tool call by itself. A failed run ends with a line `error: failed to run prompt: …` and exit code 1.
 """
 
 from __future__ import annotations
@@ -9,12 +9,13 @@ from typing import Any, ClassVar
 
 from pydantic import Field
 
-from forge_ray.harnesses.harness import Command, Harness, Launch, Options
+from forge_ray.harnesses.harness import About, Command, Harness, Launch, Options, exit_text
 from forge_ray.harnesses.install.npm import NpmPackage, node
 from forge_ray.harnesses.settings import merge, toml
 
 KIMI = NpmPackage("@moonshot-ai/kimi-code", "2.1.0", ".bin/kimi")
 FOLDER = ".kimi-code"
+FAILED = "error: failed to run prompt: "
 
 
 class KimiCodeOptions(Options):
@@ -27,6 +28,17 @@ class KimiCodeOptions(Options):
 class KimiCode(Harness):
     Options: ClassVar[type[Options]] = KimiCodeOptions
     options: KimiCodeOptions
+    about = About(
+        program="Kimi Code (Moonshot)",
+        dialects=("chat",),
+        streams=True,
+        key="`Authorization: Bearer`",
+        subagents="`Agent`, blocking; no header (`prompt_cache_key` is the parent's), another system prompt and first message",
+        traps="Its reminders come after the instruction, as user messages. After a cut stream it keeps the part of the reply.",
+        megabytes=120,
+        install_s=14,
+        first_request_s=1.8,
+    )
 
     def packages(self) -> tuple[NpmPackage, ...]:
         return node(), KIMI
@@ -35,7 +47,7 @@ class KimiCode(Harness):
         argv = [str(node().executable), str(KIMI.executable), "--output-format", "stream-json"]
         return Command(
             argv=(*argv, *self.options.arguments, "-p", launch.argument()),
-            env={"KIMI_CODE_HOME": f"{launch.home}/{FOLDER}", **self.options.environment},
+            env={"KIMI_CODE_HOME": f"{launch.home}/{FOLDER}", "KIMI_CODE_NO_AUTO_UPDATE": "1", **self.options.environment},
             home_files={f"{FOLDER}/config.toml": toml(merge(self._config(launch), self.options.config))},
             visible=self.visible(),
         )
@@ -45,6 +57,7 @@ class KimiCode(Harness):
             "provider": "forge_ray",
             "model": launch.model,
             "max_context_size": launch.context_window,
+            "max_output_size": launch.max_output,
             "capabilities": ["thinking", "tool_use"],
         }
         return {
@@ -53,3 +66,10 @@ class KimiCode(Harness):
             "providers": {"forge_ray": {"type": "openai", "base_url": launch.openai_url, "api_key": launch.key}},
             "models": {"policy": model},
         }
+
+    def crashed(self, exit_code: int | None, log: str) -> str | None:
+        return None if exit_code in (0, None) or FAILED in log else exit_text(exit_code, log)
+
+    def no_answer(self, exit_code: int | None, log: str) -> str | None:
+        _, failed, words = log.rpartition(FAILED)
+        return words.splitlines()[0][:300] if failed and words.startswith("provider.") else None

@@ -1,7 +1,8 @@
 """Adapter of OpenCode (`opencode run`), which speaks the chat, responses or messages dialect, streamed: it has an SDK for each inside.
 
-It asks for a title of the run first, with a prompt of its own and no tools. Its exit code is 1 after a run that it compacted, finished or
-not. Its settings are a file of its home, so that the workspace holds nothing of ours.
+It asks for a title of the run at its start, with a prompt of its own and no tools (`arguments: [--title, x]` ends that). Its exit code is 1
+after a run that met an error, finished or not: its last event tells. Its settings are a file of its home, so that the workspace holds
+nothing of ours.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from forge_ray.harnesses.harness import Command, Harness, Launch, Options, exit_text, json_lines
+from forge_ray.harnesses.harness import About, Command, Harness, Launch, Options, exit_text, json_lines
 from forge_ray.harnesses.install.npm import NpmPackage, machine
 from forge_ray.harnesses.settings import merge
 
@@ -31,6 +32,17 @@ class OpenCodeOptions(Options):
 class OpenCode(Harness):
     Options: ClassVar[type[Options]] = OpenCodeOptions
     options: OpenCodeOptions
+    about = About(
+        program="OpenCode",
+        dialects=("chat", "responses", "messages"),
+        streams=True,
+        key="`Authorization: Bearer`, as `messages` `x-api-key`",
+        subagents="`task`, blocking; headers `x-session-id` of its own and `x-parent-session-id`",
+        traps="Item ids of the responses dialect do not come back.",
+        megabytes=177,
+        install_s=2,
+        first_request_s=5.6,
+    )
 
     def packages(self) -> tuple[NpmPackage, ...]:
         # A native program, in a package per platform.
@@ -68,3 +80,17 @@ class OpenCode(Harness):
             "autoupdate": False,
             "share": "disabled",
         }
+
+    def crashed(self, exit_code: int | None, log: str) -> str | None:
+        return None if exit_code in (0, None) or self._last(log) in ("error", "step_finish") else exit_text(exit_code, log)
+
+    def no_answer(self, exit_code: int | None, log: str) -> str | None:
+        event = next(iter(json_lines(log)), {})
+        error = event.get("error") if event.get("type") == "error" else None
+        if not isinstance(error, dict) or error.get("name") != "APIError":
+            return None
+        data = error.get("data")
+        return str(data.get("message") if isinstance(data, dict) else data)[:300]
+
+    def _last(self, log: str) -> str | None:
+        return next((event.get("type") for event in json_lines(log)), None)

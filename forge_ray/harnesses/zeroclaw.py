@@ -33,6 +33,17 @@ class ZeroClawOptions(Options):
 class ZeroClaw(Harness):
     Options: ClassVar[type[Options]] = ZeroClawOptions
     options: ZeroClawOptions
+    about = About(
+        program="ZeroClaw",
+        dialects=("chat", "responses", "messages"),
+        streams=False,
+        key="`Authorization: Bearer`, as `messages` `x-api-key`",
+        subagents="`spawn_subagent`, blocking; no header and the same system prompt: only the first message differs",
+        traps="Ignores `retry-after` and a reply's being cut, and ends with exit code 1 where the usage reported to it exceeds the window.",
+        megabytes=73,
+        install_s=1020,
+        first_request_s=0.04,
+    )
 
     def packages(self) -> tuple[CargoPackage, ...]:
         return (ZEROCLAW,)

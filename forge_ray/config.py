@@ -152,6 +152,10 @@ class Proxy(Section):
     """Longest wait for a weight update; above it 503 with `retry-after`."""
     keepalive_s: NonNegative = 10
     """Longest silence of a streamed reply, before the first token too: then a comment (messages: a ping) is sent; 0 = any."""
+    drain_s: NonNegative = 60
+    """How long a replica that is told to stop (scale-down, a new deployment) may go on with its running calls."""
+    log_segment_mb: Count = 64
+    """Size at which a file of the call log is followed by the next one; full ones are compacted into Parquet while the run goes on."""
 
 
 class Harness(Section):

@@ -1,9 +1,10 @@
 """The Ray Serve deployment "policy": a replica is vLLM's API server app over a recording engine, behind the edge, in one process.
 
 `start` deploys it and returns when every replica is healthy; `stop` removes it. A replica is healthy once it serves the weights that the
-run directory calls current, under their version label, and knows the sessions of the call log; so a replica that replaces a killed one
-continues where that stopped. It is unhealthy, and gets replaced, when its engine is dead, when a weight update failed half-way or when
-its log cannot be written. Control methods are broadcast by `client.ProxyClient` and answer with the replica's id.
+run directory calls current, under their version label; what the call log knows of a session it learns when it meets that session
+(`recovery`), so a replica that replaces a killed one continues where that stopped. It is unhealthy, and gets replaced, when its engine is
+dead, when a weight update failed half-way or when its log cannot be written. Control methods are broadcast by `client.ProxyClient` and
+answer with the replica's id.
 """
 
 from __future__ import annotations
@@ -58,18 +59,19 @@ class Policy:
         from forge_ray.serve_proxy.disconnects import Disconnects
         from forge_ray.serve_proxy.edge import Edge, EdgeSettings
         from forge_ray.serve_proxy.recording import Recorder
-        from forge_ray.serve_proxy.session_index import SessionIndex, rebuild
+        from forge_ray.serve_proxy.recovery import Recovery
+        from forge_ray.serve_proxy.session_index import SessionIndex
         from forge_ray.serve_proxy.sessions import Sessions
-        from forge_ray.trajectories.call_log import CallLogReader, CallLogWriter
+        from forge_ray.trajectories.call_log import CallLogWriter
 
         config = self.config
         self.index = SessionIndex(self.replica, config.proxy.limits)
-        rebuild(self.index, CallLogReader(self.run.calls))
+        self.recovery = Recovery(self.index, self.run.calls, alone=config.proxy.replicas == 1)
         # vLLM's own default would let every replica, and every successor of one, draw the same samples.
         seed = zlib.crc32(f"{config.seed}/{self.incarnation}/{self.replica}".encode()) & 0x7FFFFFFF
         args = vllm_internals.parse_arguments(config, self.model_dir, seed)
         self.engine = vllm_internals.make_engine(config, args)
-        self.log = CallLogWriter(self.run.calls / f"{self.replica}.jsonl")
+        self.log = CallLogWriter(self.run.calls / f"{self.replica}.jsonl", segment_bytes=config.proxy.log_segment_mb * 2**20)
         window = int(self.engine.model_config.max_model_len)
         self.recorder = self.engine.recorder = Recorder(
             log=self.log,
@@ -90,8 +92,11 @@ class Policy:
         app = await vllm_internals.make_app(self.engine, args)
         settings = EdgeSettings.of(config, self.index.window(window), self.run.bodies)
         sessions = Sessions(secret(self.run))
-        self.edge = Edge(app, settings=settings, sessions=sessions, index=self.index, log=self.log, admission=self.admission)
+        self.edge = Edge(
+            app, settings=settings, sessions=sessions, index=self.index, log=self.log, admission=self.admission, recovery=self.recovery
+        )
         self._ready = True
+        self._catching_up = asyncio.create_task(self.recovery.start())
         return Disconnects(self.edge)
 
     # ---- control, broadcast to every replica ----
@@ -100,6 +105,7 @@ class Policy:
         """Refuse the session from now on, abort its calls, and report it once their events are on disk."""
         from forge_ray.serve_proxy.session_index import session_event
 
+        await self.recovery.close(session)
         if self.index.close(session):
             await self.log.append(session_event(session, "closed", None, time.time()))
         await self.engine.abort_session(session)
@@ -135,6 +141,7 @@ class Policy:
             "sampled_tokens": self.recorder.sampled_tokens,
             "window": self.index.window(self.recorder.engine_window),
             "sessions": len(self.index.sessions()),
+            **self.recovery.report(),
             **self.admission.status(),
         }
 
@@ -214,7 +221,8 @@ def start(config: Config, run: RunDir, model_dir: str, incarnation: int) -> Prox
         health_check_period_s=2,
         health_check_timeout_s=120,
         graceful_shutdown_wait_loop_s=0.2,
-        graceful_shutdown_timeout_s=1,
+        # A replica that is told to stop gets no new requests (Serve stops routing to it) and ends when its running ones are over.
+        graceful_shutdown_timeout_s=max(proxy.drain_s, 1),
         max_constructor_retry_count=2,
         logging_config={"log_level": "WARNING", "enable_access_log": False},
     )(serve.ingress()(Policy))

@@ -35,13 +35,16 @@ from forge_ray.serve_proxy.dialects.base import Inner, Json, parse_object
 from forge_ray.serve_proxy.exchange import Client, Gone, Tee, TooLarge, inner_scope
 from forge_ray.serve_proxy.identity import CallContext
 from forge_ray.serve_proxy.keepalive import Pulse
+from forge_ray.serve_proxy.recovery import Recovery
 from forge_ray.serve_proxy.refusals import Caller, Refusals
 from forge_ray.serve_proxy.session_index import SessionIndex
 from forge_ray.serve_proxy.sessions import Session, Sessions, UnknownSession
-from forge_ray.trajectories.call_log import CallLogWriter
+from forge_ray.trajectories.call_log import CallLogError, CallLogWriter
 
 logger = logging.getLogger(__name__)
 
+SIDE_MODELS = 100
+"""Names of other models that are remembered, so that each is warned of once."""
 _KEY_HEADERS = ("authorization", "x-api-key", "x-goog-api-key")
 
 
@@ -85,7 +88,9 @@ class Edge:
         index: SessionIndex,
         log: CallLogWriter,
         admission: Admission | None = None,
+        recovery: Recovery | None = None,
     ) -> None:
+        self._recovery = recovery
         self._app, self._settings, self._sessions, self._index = app, settings, sessions, index
         self._admission = admission or Admission()
         self._pulse = Pulse(settings.keepalive_s)
@@ -152,7 +157,7 @@ class Edge:
         if probe is not None:
             await probe(scope, receive, send)
             return
-        refusal = self._admit(caller, scope["method"])
+        refusal = await self._meet(caller, by_path=token is not None) or self._admit(caller, scope["method"])
         if refusal is not None or caller.session is None:
             refusal = refusal or Refusal(401, "Missing API key", code="invalid_api_key")
             await self._refusals.respond(caller, refusal, scope, receive, send)
@@ -177,6 +182,16 @@ class Edge:
             except UnknownSession:
                 if number == len(keys):
                     raise
+        return None
+
+    async def _meet(self, caller: Caller, *, by_path: bool) -> Refusal | None:
+        """Learn what other replicas recorded of the session."""
+        if self._recovery is not None and caller.session is not None:
+            try:
+                await self._recovery.meet(caller.session.session, by_path=by_path)
+            except CallLogError as error:
+                logger.error("session %s: %s", caller.session.session, error)
+                return Refusal(503, f"The recording cannot be read: {error}", code="server_error")
         return None
 
     def _admit(self, caller: Caller, method: str) -> Refusal | None:
@@ -208,7 +223,8 @@ class Edge:
         elif isinstance(inner, Refusal):
             await self._refuse(caller, "field", inner, scope, client, send)
         elif caller.dialect.route(caller.path) == "uncounted":
-            sent = json.dumps(inner.body).encode() if self._rename(inner.body)[0] or inner.translated else raw
+            changed = any([self._rename(inner.body)[0], caller.dialect.adapt(inner.body), inner.translated])
+            sent = json.dumps(inner.body).encode() if changed else raw
             await self._pass_on(caller, self._tee(caller, None, scope, client, send), inner, scope, sent, client)
         elif limit := self._index.exhausted(session.session):
             await self._delivery.reach(session.session, limit)
@@ -306,7 +322,7 @@ class Edge:
         body["model"] = ours
         if name.rpartition("/")[2] == ours:
             return True, False
-        if name not in self._side_models:
+        if name not in self._side_models and len(self._side_models) < SIDE_MODELS:
             self._side_models.add(name)
             logger.warning(
                 "a harness asks for model %r: served as a side call (kind aux), not trained by default; main calls must ask for %r",

@@ -64,6 +64,8 @@ class CallContext:
     """One line: why the engine failed under the last call."""
     refusal: NotAdmitted | None = None
     """Why the engine was not asked, although vLLM's app wanted to."""
+    unrecorded: bool = False
+    """The call log could not be written: a full disk, a failing one."""
     begun: bool = False
     """The engine has given its first output: what the app sends from now on is the reply."""
 

@@ -24,7 +24,7 @@ from forge_ray.serve_proxy.admission import Admission, LimitReached, NotAdmitted
 from forge_ray.serve_proxy.identity import CallContext, Limit
 from forge_ray.serve_proxy.placing import Asked, Placement
 from forge_ray.serve_proxy.session_index import SessionIndex, session_event
-from forge_ray.trajectories.call_log import CallLogWriter
+from forge_ray.trajectories.call_log import CallLogError, CallLogWriter
 
 Cap = Literal["request", "call", "tokens", "context", "window"]
 """What bounds the output of a call: the harness's own cap, `proxy.max_call_tokens`, the session's limits of tokens and of context, the
@@ -241,9 +241,11 @@ class Recorder:
             # The event is written all the same; a call that is open must end.
             await self._shielded(self._end(call, "cancelled", error="the client went away before the engine was asked"))
             raise
-        except BaseException:
+        except BaseException as error:
             self._forget(call, "failed", time.time(), None)
             self.index.drop(context.session, call.id)
+            context.calls.remove(call.id)  # there is nothing in the log that a later event could belong to
+            context.unrecorded = isinstance(error, CallLogError)
             call.done.set()
             raise
         return call
@@ -348,9 +350,10 @@ class Recorder:
         }
         try:
             await self.log.append(event)
-        except BaseException:
+        except BaseException as error:
             # Not in the log: no later prompt may name it as its parent.
-            self.index.drop(call.context.session, call.id)
+            self.index.lost(call.context.session, call.id, status)
+            call.context.unrecorded = isinstance(error, CallLogError)
             raise
         finally:
             call.done.set()

@@ -95,6 +95,11 @@ class Refusals:
         error = (parse_object(content) or {}).get("error")
         error = error if isinstance(error, dict) else {}
         message = str(error.get("message") or content[:2000].decode(errors="replace") or "Bad request")
+        if context is not None and context.unrecorded:
+            logger.error("%s could not be recorded (%s): %s", caller.path, caller.request_id, context.failed or message)
+            return Refusal(
+                503, f"The proxy cannot record calls: its disk is full or failing (request {caller.request_id})", code="server_error"
+            ), None
         turned_away = context.refusal if context is not None and not context.calls else None
         if turned_away is not None and not isinstance(turned_away, (LimitReached, PromptTooLong)):
             return self.not_admitted(caller, turned_away), turned_away.reason

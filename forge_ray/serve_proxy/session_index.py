@@ -8,7 +8,7 @@ is closed, each by its new tokens only (`prompt_tree`).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
 
@@ -22,7 +22,6 @@ from forge_ray.serve_proxy.placing import Asked, Placement
 from forge_ray.serve_proxy.prompt_tree import PromptTree, Recorded
 from forge_ray.serve_proxy.turns import TurnReader
 from forge_ray.trajectories.call import Call
-from forge_ray.trajectories.call_log import CallLogReader
 
 SAMPLED = ("finished", "length")
 LOG = "log"
@@ -213,6 +212,15 @@ class SessionIndex:
             state.tree.remove(call)
             state.conversations.forget(known)
 
+    def lost(self, session: str, call: str, status: str) -> None:
+        """The end of the call, with `status`, could not be logged: for the log it never ended, and it is nobody's parent."""
+        own = self._own(session)
+        own.calls -= status in SAMPLED
+        own.failed += status != "failed"
+        if own.last_call == call:
+            own.last_status, own.last_reply = "failed", None
+        self.drop(session, call)
+
     def sampled(self, session: str, count: int) -> None:
         """`count` more tokens were sampled."""
         self._own(session).sampled_tokens += count
@@ -223,7 +231,9 @@ class SessionIndex:
         own.live -= 1
         own.calls += status in SAMPLED
         own.failed += status == "failed"
-        own.overflow = False
+        for counts in (own, state.counts.get(LOG)):
+            if counts is not None:
+                counts.overflow = False
         own.ended(call, kind, status, None, at)
         known = state.tree.calls.get(call)
         if known is not None:
@@ -238,19 +248,33 @@ class SessionIndex:
     # ---- after a restart ----
 
     def restore(
-        self, session: str, calls: Sequence[Call], *, closed: bool, limit: str | None, refused: int = 0, overflow: bool = False
+        self,
+        session: str,
+        calls: Sequence[Call],
+        *,
+        closed: bool,
+        limit: str | None,
+        refused: int = 0,
+        overflow: bool = False,
+        refused_by: Mapping[str, int] | None = None,
     ) -> None:
-        """Enter a session as the call log has it. Calls that are still open there count as `live` of the replica that opened them: whoever
-        knows which replicas are alive decides whether they are lost. Refusals do not name their replica; they are counted under `LOG`."""
+        """Enter a session as the call log has it, again when it has more. This replica knows its own calls better than the log.
+
+        Calls that are still open there count as `live` of the replica that opened them: whoever knows which replicas are alive decides
+        whether they are lost. Refusals of `refused_by` are counted under their replicas, those of `refused` under `LOG`.
+        """
         state = self.state(session)
-        state.closed = closed
+        state.closed = state.closed or closed
         state.limit = state.limit or cast(Limit | None, limit)
         if refused or overflow:
             state.counts[LOG] = Counts(refused=refused, overflow=overflow)
+        own = self.replica in state.counts
+        calls = [call for call in calls if call.replica != self.replica or not own]
+        others = {call.replica for call in calls} | (refused_by or {}).keys()
+        for replica in others - ({self.replica} if own else set()):
+            state.counts[replica] = Counts(refused=(refused_by or {}).get(replica, 0))
         for call in sorted(calls, key=lambda c: c.opened):
-            if call.id in state.tree.calls:
-                continue
-            counts = state.counts.setdefault(call.replica, Counts())
+            counts = state.counts[call.replica]
             counts.started += 1
             counts.calls += call.status in SAMPLED
             counts.sampled_tokens += len(call.ids)
@@ -259,9 +283,16 @@ class SessionIndex:
             counts.undelivered += call.status in SAMPLED and call.delivered is not True
             if call.ended is not None:
                 counts.ended(call.id, call.kind, call.status, call.reply, call.ended)
-            if closed:
+            if state.closed:
                 continue
-            self._restore(state, call)
+            known = state.tree.calls.get(call.id)
+            if known is None:
+                self._restore(state, call)
+            else:
+                known.delivered = call.delivered
+                if known.status == "open":
+                    known.ids, known.status, known.stop = np.array(call.ids, dtype=np.int32), call.status, call.stop_reason
+                    known.issued = list(call.issued)
 
     @staticmethod
     def _restore(state: SessionState, call: Call) -> None:
@@ -304,14 +335,3 @@ class SessionIndex:
 def session_event(session: str, status: str, limit: Limit | None, at: float) -> dict[str, Any]:
     """The call log's event of a session that was closed or that reached a limit."""
     return {"event": "session", "session": session, "status": status, "limit": limit, "t": at}
-
-
-def rebuild(index: SessionIndex, reader: CallLogReader) -> int:
-    """Fill the index from the log; returns the number of sessions. The reader forgets what was taken over."""
-    reader.refresh()
-    names = list(reader.sessions())
-    for name in names:
-        state = reader.state(name)
-        index.restore(name, reader.session(name), closed=state.closed, limit=state.limit, refused=state.refused, overflow=state.overflow)
-        reader.forget(name)
-    return len(names)

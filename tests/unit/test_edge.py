@@ -474,5 +474,6 @@ async def test_a_stream_without_its_last_event_is_not_delivered(rig: Rig) -> Non
 
 async def test_a_log_that_cannot_be_written(rig: Rig) -> None:
     rig.log.close()
-    assert (await post(rig)).status_code == 500
-    assert rig.index.state("g1-0.0").report()["counts"]["r0"]["undelivered"] == 1
+    answer = await post(rig)
+    assert answer.status_code == 503 and "cannot record calls" in answer.text and answer.headers["retry-after"]
+    assert rig.index.state("g1-0.0").report()["counts"]["r0"]["failed"] == 1

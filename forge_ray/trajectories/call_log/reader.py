@@ -76,6 +76,10 @@ class CallLogReader:
         known = self._lines.sessions.get(session)
         return (known is not None and known.closed) or self._parts.closed(session)
 
+    def closed_before(self, t: float) -> list[str]:
+        """Closed sessions in JSONL without an event since the Unix second `t`. Parses nothing."""
+        return [session for session, known in self._lines.sessions.items() if known.closed and known.last < t]
+
     def replicas(self, session: str) -> set[str]:
         """Replicas that have written about `session` in a segment that was not compacted."""
         known = self._lines.sessions.get(session)

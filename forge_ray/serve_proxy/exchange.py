@@ -175,7 +175,7 @@ class Tee:
             if self._context is not None:
                 self.reply.issued = self._context.issued
             self._held.append(message)
-            if self._context is None or not self._streamed:
+            if self._context is None or self._context.begun:
                 await self._flush()
         elif message["type"] != "http.response.body":
             await self._send(message)
@@ -183,7 +183,7 @@ class Tee:
             self._error += message.get("body", b"")
             if not message.get("more_body", False):
                 await self._instead(self.status, bytes(self._error))
-        elif self._streamed and self._spoiled:
+        elif self._spoiled:
             await self._instead(500, b"")
         else:
             self._held.append(message)

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 
 from forge_ray.serve_proxy.dialects.gemini import Gemini
 from forge_ray.serve_proxy.dialects.gemini_contents import Invalid, messages, read_signature, sign
+from forge_ray.serve_proxy.dialects.gemini_fields import FIELDS
 from forge_ray.serve_proxy.dialects.gemini_request import chat_request
 from forge_ray.serve_proxy.dialects.gemini_schema import json_schema
 from forge_ray.serve_proxy.dialects.refusal import Refusal
@@ -232,7 +233,7 @@ def test_function_calling_modes() -> None:
 def test_hosted_tools_are_named_and_refused_where_they_are_forced() -> None:
     hosted = [{"googleSearch": {}}, {"code_execution": {}, "urlContext": {}}, {"someNewTool": {"x": 1}}]
     body = {**HI, "tools": [*TOOLS, *hosted]}
-    assert ignored(body) == ["tools.googleSearch", "tools.codeExecution", "tools.urlContext", "tools.someNewTool"]
+    assert ignored(body) == ["tools: googleSearch", "tools: codeExecution", "tools: urlContext", "tools: someNewTool"]
     assert len(chat(body)["tools"]) == 3
     assert "tools" not in chat({**HI, "tools": hosted})
     forced = {**HI, "tools": hosted, "toolConfig": {"functionCallingConfig": {"mode": "ANY"}}}
@@ -315,6 +316,82 @@ def test_refusals(body: dict[str, Any], param: str) -> None:
 
 def test_one_candidate_is_what_there_is() -> None:
     assert chat({**HI, "generationConfig": {"candidateCount": 1, "responseModalities": ["TEXT"]}})["messages"]
+
+
+def sample(name: str) -> dict[str, Any]:
+    """A request that has the listed field `name`."""
+    if name.startswith("tools: "):
+        return {**HI, "tools": [{name[7:]: {}}]}
+    if name.startswith("tools.functionDeclarations."):
+        return {**HI, "tools": [{"functionDeclarations": [{"name": "f", name.rpartition(".")[2]: VALUES.get(name, {"type": "STRING"})}]}]}
+    if name.startswith("contents.parts."):
+        return {"contents": [{"parts": [{"text": "hi"}, {"text": "x", name.rpartition(".")[2]: VALUES.get(name, {})}]}]}
+    *outer, last = name.split(".")
+    value: Any = {last: VALUES.get(name, {"a": "b"})}
+    for key in reversed(outer):
+        value = {key: value}
+    return {**HI, **value}
+
+
+VALUES: dict[str, Any] = {
+    "tools.functionDeclarations.behavior": "BLOCKING",
+    "contents.parts.mediaResolution": {"level": "MEDIA_RESOLUTION_LOW"},
+    "contents.parts.partMetadata": {"a": 1},
+    "toolConfig.retrievalConfig": {"languageCode": "en"},
+    "toolConfig.includeServerSideToolInvocations": True,
+    "generationConfig.thinkingConfig.thinkingBudget": 5,
+    "generationConfig.thinkingConfig.thinkingLevel": "LOW",
+    "generationConfig.thinkingConfig.includeThoughts": False,
+    "generationConfig.mediaResolution": "MEDIA_RESOLUTION_LOW",
+    "generationConfig.speechConfig": {"languageCode": "en"},
+    "generationConfig.imageConfig": {"aspectRatio": "1:1"},
+    "generationConfig.audioTimestamp": True,
+    "generationConfig.enableAffectiveDialog": True,
+    "generationConfig.enableEnhancedCivicAnswers": True,
+    "generationConfig.routingConfig": {"autoMode": {}},
+    "generationConfig.modelSelectionConfig": {"featureSelectionPreference": "BALANCED"},
+    "generationConfig.maxOutputTokens": 5,
+    "generationConfig.stopSequences": ["x"],
+    "generationConfig.responseMimeType": "application/json",
+    "generationConfig.responseSchema": {"type": "STRING"},
+    "generationConfig.responseJsonSchema": {"type": "string"},
+    "generationConfig.responseModalities": ["AUDIO"],
+    "generationConfig.candidateCount": 2,
+    "generationConfig.responseLogprobs": True,
+    "generationConfig.logprobs": 1,
+    "toolConfig.functionCallingConfig": {"mode": "NONE"},
+    "toolConfig": {},
+    "tools": TOOLS,
+    "contents": HI["contents"],
+    "systemInstruction": "x",
+    "generationConfig": {},
+    "cachedContent": "x",
+    "model": "models/x",
+    **{f"generationConfig.{name}": 1 for name in ("temperature", "topP", "topK", "presencePenalty", "frequencyPenalty", "seed")},
+}
+
+
+@pytest.mark.parametrize("name", [*FIELDS.ignored, *FIELDS.sampling])
+def test_each_ignored_field_is_named(name: str) -> None:
+    made = chat_request(sample(name), "policy")
+    assert not isinstance(made, Refusal), made
+    assert [*made[1], *Gemini().unheeded(made[0], forced=True)] == [name]
+    assert Gemini().unheeded(made[0], forced=False) == []
+
+
+@pytest.mark.parametrize("name", [name for name in FIELDS.honoured if name != "generateContentRequest"])
+def test_no_honoured_field_is_named(name: str) -> None:
+    assert ignored(sample(name)) == []
+
+
+@pytest.mark.parametrize("name", list(FIELDS.refused))
+def test_each_refused_field_is_named(name: str) -> None:
+    assert refused(sample(name)).param in (name, f"contents[0].parts[1].{name.rpartition('.')[2]}")
+
+
+def test_no_field_is_in_two_lists() -> None:
+    listed = [*FIELDS.honoured, *FIELDS.ignored, *FIELDS.sampling, *FIELDS.refused]
+    assert len(listed) == len(set(listed))
 
 
 SCHEMA = {

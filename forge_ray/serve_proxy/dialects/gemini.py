@@ -99,7 +99,23 @@ class GeminiReply(Reply):
 
 
 class Gemini(Dialect):
-    """`POST /v1beta/models/{model}:generateContent` and its kin."""
+    """`POST …/models/{model}:generateContent`, `:streamGenerateContent` (with `?alt=sse` as server-sent events, else as a JSON array) and
+    `:countTokens`, below `/v1beta`, `/v1` or `/v1alpha`; `GET …/models`, `…/models/{model}`. The key comes as `x-goog-api-key` or `?key=`.
+    Field names may be in snake case, a single object may stand where a list is wanted.
+
+    The requests become chat requests, field by field as below:
+
+    - Contents of the model in a row are one turn, contents of the user stay apart. Parts of one content stay in their order.
+    - A function response goes to the call of its id, else to the first open call of its name. What the model sees of it is the value of
+      `output` or `result` where that is all there is, else the whole response as JSON.
+    - Reasoning goes out as thought parts. The next part, and the first function call, carry it in their `thoughtSignature` too, from which
+      it is taken when they come back: Gemini CLI drops thoughts and keeps signatures, so its turns go on from the sampled tokens.
+    - `parameters` and `responseSchema` are turned into JSON Schema (lower-case types, `nullable`); `parametersJsonSchema` stays as it is.
+    - A call that has no JSON object for arguments cannot be said in this form: the reply ends with `MALFORMED_FUNCTION_CALL`.
+    - Usage numbers are the engine's; thoughts are counted apart from the candidate.
+    - Errors are Google's (`INVALID_ARGUMENT`, `RESOURCE_EXHAUSTED` with `RetryInfo`, …); a prompt that does not fit is told as `The input
+      token count (N) exceeds the maximum number of tokens allowed (M).`
+    """
 
     name, path = "gemini", "/v1beta/models/{model}:generateContent"
     uncounted = ("/v1beta/models/{model}:countTokens",)

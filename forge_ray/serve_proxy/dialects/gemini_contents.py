@@ -21,6 +21,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from forge_ray.serve_proxy.dialects.fields import Json
+from forge_ray.serve_proxy.dialects.gemini_fields import UNUSABLE_PARTS
 from forge_ray.serve_proxy.dialects.refusal import Refusal
 
 _MAGIC = b"thoughts:"
@@ -28,14 +29,6 @@ _MAX_THOUGHTS = 8 * 2**20
 """Bytes that a signature may unfold to."""
 _RESULTS = ("output", "result")
 """A response with one of these keys and no other is what it holds."""
-UNUSABLE_PARTS = {
-    "fileData": "files cannot be fetched: send the data inline",
-    "executableCode": "code is not executed here",
-    "codeExecutionResult": "code is not executed here",
-    "toolCall": "hosted tools do not run here",
-    "toolResponse": "hosted tools do not run here",
-}
-"""Parts that are refused, and why."""
 
 
 class Invalid(Exception):
@@ -174,7 +167,7 @@ class _History:
             mine = next((call for call in self._open if response.get("id") and call["id"] == response["id"]), None)
             if mine is not None:
                 self._open.remove(mine)
-            ids.append(mine and mine["id"])
+            ids.append(mine["id"] if mine is not None else None)
         for number, response in enumerate(responses):
             if ids[number] is None:
                 mine = next((call for call in self._open if call["function"]["name"] == response.get("name")), None)

@@ -6,6 +6,15 @@ from typing import Any
 
 from forge_ray.serve_proxy.dialects.fields import FORCED, ONE_REPLY, Fields, Json, given, is_set, more_than_one
 
+UNUSABLE_PARTS = {
+    "fileData": "files cannot be fetched: send the data inline",
+    "executableCode": "code is not executed here",
+    "codeExecutionResult": "code is not executed here",
+    "toolCall": "hosted tools do not run here",
+    "toolResponse": "hosted tools do not run here",
+}
+"""Parts that are refused, and why."""
+
 SAMPLING = {
     "temperature": "temperature",
     "topP": "top_p",
@@ -16,7 +25,6 @@ SAMPLING = {
 }
 """Parameters of `generationConfig` that `policy.sampling` replaces -> their names in chat."""
 
-_MIME_TYPES = (None, "text/plain", "application/json", "text/x.enum")
 _CONFIG = "generationConfig."
 _HOSTED = "no hosted tool runs here: it is not offered to the model"
 
@@ -35,11 +43,9 @@ FIELDS = Fields(
         "generationConfig": "",
         "generationConfig.maxOutputTokens": "an upper bound: one above the window is cut to it",
         "generationConfig.stopSequences": "ends the reply; the sampled ids keep the token that completed it",
-        "generationConfig.responseMimeType": "application/json and text/x.enum: sampled under a grammar and not trained by default",
+        "generationConfig.responseMimeType": "text/plain; application/json, text/x.enum: under a grammar, and not trained by default",
         "generationConfig.responseSchema": "as responseMimeType",
         "generationConfig.responseJsonSchema": "as responseMimeType",
-        "generationConfig.candidateCount": "1",
-        "generationConfig.responseModalities": "TEXT",
         "generationConfig.thinkingConfig.includeThoughts": "false leaves the thought parts out of the reply",
         "model": "the model in the path counts",
         "generateContentRequest": "of countTokens",
@@ -63,7 +69,7 @@ FIELDS = Fields(
         "generationConfig.routingConfig": "there is one model",
         "generationConfig.modelSelectionConfig": "there is one model",
         **{
-            f"tools.{name}": _HOSTED
+            f"tools: {name}": _HOSTED
             for name in (
                 "googleSearch",
                 "googleSearchRetrieval",
@@ -79,6 +85,10 @@ FIELDS = Fields(
         },
         "contents.parts.videoMetadata": "there is no video",
         "contents.parts.mediaResolution": "the model's own resolution is used",
+        "contents.parts.partMetadata": "a note of the client's",
+        "tools.functionDeclarations.response": "the model is told what a function takes",
+        "tools.functionDeclarations.responseJsonSchema": "the model is told what a function takes",
+        "tools.functionDeclarations.behavior": "calls are blocking",
     },
     refused={
         "cachedContent": (is_set, "there is no stored content; send the whole history"),
@@ -86,7 +96,8 @@ FIELDS = Fields(
         _CONFIG + "responseLogprobs": (is_set, "log-probabilities are recorded, not given out"),
         _CONFIG + "logprobs": (given, "log-probabilities are recorded, not given out"),
         _CONFIG + "responseModalities": (_other_than_text, "replies are text"),
-        _CONFIG + "responseMimeType": (lambda kind: kind not in _MIME_TYPES, "replies are text, JSON or an enum's value"),
+        # Within a list, so it is `gemini_contents` that refuses these, with the place of the part.
+        **{f"contents.parts.{name}": (is_set, reason) for name, reason in UNUSABLE_PARTS.items()},
     },
 )
 
@@ -95,8 +106,16 @@ def unheeded(body: Json) -> list[str]:
     """Names of what has no effect in a request in the API's own spelling (sampling parameters aside)."""
     names = [name for name in FIELDS.ignored if name.startswith(("generationConfig.", "toolConfig.")) or "." not in name]
     found = [name for name in names if is_set(look(body, name))]
-    found += [f"tools.{name}" for tool in body.get("tools") or [] for name in tool if name != "functionDeclarations"]
+    found += [f"tools: {name}" for tool in body.get("tools") or [] for name in tool if name != "functionDeclarations"]
+    parts = [part for content in body.get("contents") or [] for part in content.get("parts") or [] if isinstance(part, dict)]
+    found += [f"contents.parts.{name}" for name in _NOTES if any(name in part for part in parts)]
+    functions = [function for tool in body.get("tools") or [] for function in tool.get("functionDeclarations") or []]
+    found += [f"tools.functionDeclarations.{name}" for name in _REPLIES if any(is_set(function.get(name)) for function in functions)]
     return found
+
+
+_NOTES = ("videoMetadata", "mediaResolution", "partMetadata")
+_REPLIES = ("response", "responseJsonSchema", "behavior")
 
 
 def look(body: Any, name: str) -> Any:

@@ -135,6 +135,8 @@ def _config(config: _Config | None, plain: Json) -> Json:
         made["stop"] = config.stop_sequences
     schema = plain.get("responseJsonSchema")
     schema = json_schema(plain.get("responseSchema")) if schema is None else schema
+    if config.response_mime_type not in (None, "text/plain", "application/json", "text/x.enum"):
+        raise Invalid("Replies are text, JSON (application/json) or an enum's value (text/x.enum).", "generationConfig.responseMimeType")
     if config.response_mime_type == "text/x.enum":
         if not (isinstance(schema, dict) and isinstance(schema.get("enum"), list)):
             raise Invalid("A response of type text/x.enum needs a schema with an enum.", "generationConfig.responseSchema")
@@ -149,9 +151,6 @@ def _config(config: _Config | None, plain: Json) -> Json:
 def _tools(plain: Json, unknown: dict[str, None]) -> Json:
     """`tools` and `tool_choice`. Of several allowed functions only those are offered: chat has no other way to say it."""
     declared = [function for tool in plain.get("tools") or [] for function in tool.get("functionDeclarations") or []]
-    for name in ("response", "responseJsonSchema", "behavior"):
-        if any(is_set(function.get(name)) for function in declared):
-            unknown[f"tools.functionDeclarations.{name}"] = None
     calling = (plain.get("toolConfig") or {}).get("functionCallingConfig") or {}
     mode, allowed = str(calling.get("mode") or "AUTO").upper(), calling.get("allowedFunctionNames") or []
     tools = [_function(function) for function in declared]

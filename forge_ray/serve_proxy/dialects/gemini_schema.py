@@ -10,7 +10,7 @@ from typing import Any
 
 from forge_ray.serve_proxy.dialects.fields import Json
 
-_CAMEL = {
+_CAMEL: dict[str, str] = {
     "any_of": "anyOf",
     "prefix_items": "prefixItems",
     "min_items": "minItems",

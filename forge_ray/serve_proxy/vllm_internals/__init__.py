@@ -41,6 +41,7 @@ from forge_ray.serve_proxy.arguments import command_line
 from forge_ray.serve_proxy.identity import CallContext, current
 from forge_ray.serve_proxy.recording import Recorder, forced
 from forge_ray.serve_proxy.scripted_engine import load_script
+from forge_ray.serve_proxy.vllm_internals.repairs import repair
 from forge_ray.serve_proxy.vllm_internals.scripted_client import TASKS, ScriptedClient
 from forge_ray.serve_proxy.vllm_internals.turns import ServerTurns, media
 
@@ -270,6 +271,8 @@ def parse_arguments(config: Config, model_dir: str, seed: int = 0) -> Namespace:
         # The same on GPUs. vLLM's own nccl backend is chosen here by name once a trainer sends that way (`Policy.weight_transfer`).
         "weight_transfer_config": {"backend": FILE_BACKEND},
         "enforce_eager": not gpu,
+        # Usage numbers say what came from the prefix cache, in the words of each dialect.
+        "enable_prompt_tokens_details": True,
         "seed": seed,
         "disable_fastapi_docs": True,
     }
@@ -319,6 +322,7 @@ async def make_app(engine: Engine, args: Namespace) -> Any:
     await init_app_state(engine, app.state, args, TASKS)  # type: ignore[arg-type]
     models = app.state.openai_serving_models
     models.is_base_model = models.registry.is_base_model = lambda name: True
+    repair(app.state)
     engine.recorder.index.reader = ServerTurns(app.state.openai_serving_chat)
     return app
 

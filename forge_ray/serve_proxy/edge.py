@@ -157,7 +157,7 @@ class Edge:
         if probe is not None:
             await probe(scope, receive, send)
             return
-        refusal = await self._meet(caller, by_path=token is not None) or self._admit(caller, scope["method"])
+        refusal = await self._meet(caller) or self._admit(caller, scope["method"])
         if refusal is not None or caller.session is None:
             refusal = refusal or Refusal(401, "Missing API key", code="invalid_api_key")
             await self._refusals.respond(caller, refusal, scope, receive, send)
@@ -184,11 +184,11 @@ class Edge:
                     raise
         return None
 
-    async def _meet(self, caller: Caller, *, by_path: bool) -> Refusal | None:
+    async def _meet(self, caller: Caller) -> Refusal | None:
         """Learn what other replicas recorded of the session."""
         if self._recovery is not None and caller.session is not None:
             try:
-                await self._recovery.meet(caller.session.session, by_path=by_path)
+                await self._recovery.meet(caller.session.session)
             except CallLogError as error:
                 logger.error("session %s: %s", caller.session.session, error)
                 return Refusal(503, f"The recording cannot be read: {error}", code="server_error")

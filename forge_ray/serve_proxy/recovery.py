@@ -1,9 +1,10 @@
 """What a replica learns of sessions from the calls that other replicas logged: predecessors that are gone, and those beside it.
 
-Nothing is read before the replica is healthy. When it meets a session for the first time, and with every request that did not come by the
-session's path (so that no affinity leads it here) while there are several replicas, it catches up with the files of the others and enters
-what they say of that session into its index. Catching up looks at the heads of new lines only; a session's events are parsed when it is
-met. All of that is done in threads, one at a time. Where nothing is new it costs listing a directory.
+Nothing is read before the replica is healthy. When it meets a session for the first time, and, where it has replicas beside it, with every
+request (its own files apart, a request may come without affinity, or come back after another replica stood in), it catches up with the
+files of the others and enters what they say of that session into its index. Catching up looks at the heads of new lines only; a session's
+events are parsed when there is something new of it. That is done in a thread, for all requests at once that came meanwhile. Where nothing
+is new it costs listing a directory.
 
 Memory: of a session that was closed some time ago only its name is kept.
 """
@@ -13,6 +14,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections.abc import Iterable
 from pathlib import Path
 
 from forge_ray.serve_proxy.session_index import SessionIndex
@@ -25,21 +27,27 @@ logger = logging.getLogger(__name__)
 KEEP_S = 600.0
 """For how long after its last event a closed session is held: it may be closed again, by somebody who missed the first answer."""
 
+Stamp = tuple[int, int, int]
 _Found = tuple[list[Call], SessionState]
 
 
 class Recovery:
     """The log of the other replicas in `directory`, for the index of this one. Used from the replica's event loop.
 
-    `alone`: there is no other replica beside this one.
+    `alone`: no other replica serves beside this one.
     """
 
     def __init__(self, index: SessionIndex, directory: Path, *, alone: bool) -> None:
         self._index, self._directory, self._alone = index, directory, alone
         self._reader = CallLogReader(directory, exclude=index.replica)
         self._met: set[str] = set()
+        self._entered: dict[str, Stamp] = {}
+        """How much of a session is in the index."""
         self._closed: set[str] = set()
         self._lock = asyncio.Lock()
+        self._asking: dict[str, asyncio.Future[None]] = {}
+        """Sessions of the requests that wait for the next look."""
+        self._looking: asyncio.Task[None] | None = None
         self._told = 0
 
     async def start(self) -> None:
@@ -54,26 +62,43 @@ class Recovery:
         if torn:
             logger.warning("%d file(s) of the call log end in an event that was never whole: %s", len(torn), "; ".join(map(str, torn[:5])))
 
-    async def meet(self, session: str, *, by_path: bool) -> None:
+    async def meet(self, session: str) -> None:
         """Before a request of `session` is judged: enter what the others recorded of it. Raises `CallLogError`."""
-        if self._index.closed(session) or (session in self._met and (by_path or self._alone)):
+        if self._index.closed(session) or (self._alone and session in self._met):
             return
-        found: _Found | None = None
-        async with self._lock:
-            found = await asyncio.to_thread(self._look, session)
-        if session in self._closed and found is None:
-            self._index.restore(session, [], closed=True, limit=None)
-            return
-        self._enter(session, found)
-        self._met.add(session)
+        waiting = self._asking.get(session)
+        if waiting is None:
+            waiting = self._asking[session] = asyncio.get_running_loop().create_future()
+            if self._looking is None:
+                self._looking = asyncio.create_task(self._look_for_all())
+        await asyncio.shield(waiting)
+
+    async def _look_for_all(self) -> None:
+        """Look until nobody asks. Whoever asks while a look is under way is served by the next one: its lines may have been passed."""
+        try:
+            while self._asking:
+                asked, self._asking = self._asking, {}
+                try:
+                    async with self._lock:
+                        found = await asyncio.to_thread(self._look, list(asked))
+                    for session in asked:
+                        self._enter(session, found.get(session))
+                        self._met.add(session)
+                except Exception as error:
+                    logger.exception("sessions %s: what other replicas recorded cannot be read", list(asked)[:5])
+                    _settle(asked.values(), error if isinstance(error, CallLogError) else CallLogError(repr(error)))
+                else:
+                    _settle(asked.values(), None)
+        finally:
+            self._looking = None
 
     async def close(self, session: str) -> None:
-        """Before `session` is closed and reported: enter what replicas recorded of it that cannot report any more.
-        Raises `CallLogError`."""
+        """Before `session` is closed and reported: enter what replicas recorded that cannot report any more. Raises `CallLogError`."""
         async with self._lock:
             found = await asyncio.to_thread(self._look_for_the_dead, session)
         self._enter(session, found)
         self._met.discard(session)
+        self._entered.pop(session, None)
 
     def report(self) -> dict[str, object]:
         """For the replica's status: what is wrong in the log, as far as this replica has read it."""
@@ -99,22 +124,40 @@ class Recovery:
             logger.error("the call log is damaged: %s", problem)
         self._told = len(self._reader.problems)
 
-    def _look(self, session: str) -> _Found | None:
+    def _look(self, sessions: list[str]) -> dict[str, _Found]:
         self._catch_up()
-        return self._read(self._reader, session)
+        found = {}
+        for session in sessions:
+            if session in self._closed:
+                found[session] = ([], SessionState(session, closed=True))
+            elif self._reader.knows(session) and self._entered.get(session) != self._reader.stamp(session):
+                found[session] = self._read(self._reader, session)
+                self._entered[session] = self._reader.stamp(session)
+        return found
 
     def _look_for_the_dead(self, session: str) -> _Found | None:
         self._catch_up()
         if session in self._closed:  # closed once more: everything of it, out of all files
             everything = CallLogReader(self._directory)
             everything.refresh()
-            return self._read(everything, session)
+            return self._read(everything, session) if everything.knows(session) else None
         live = writing([segment for segment in segments(self._directory) if segment.replica != self._index.replica])
         replicas = self._reader.replicas(session)
         if replicas and all(live.get(replica, False) for replica in replicas):
             return None  # each reports its own calls
-        return self._read(self._reader, session)
+        return self._read(self._reader, session) if self._reader.knows(session) else None
 
     @staticmethod
-    def _read(reader: CallLogReader, session: str) -> _Found | None:
-        return (reader.session(session), reader.state(session)) if reader.knows(session) else None
+    def _read(reader: CallLogReader, session: str) -> _Found:
+        return reader.session(session), reader.state(session)
+
+
+def _settle(waiting: Iterable[asyncio.Future[None]], error: CallLogError | None) -> None:
+    for future in waiting:
+        if future.done():
+            continue
+        if error is None:
+            future.set_result(None)
+        else:
+            future.set_exception(error)
+            future.exception()  # nobody may be left that asks for it

@@ -85,6 +85,13 @@ class CallLogReader:
         known = self._lines.sessions.get(session)
         return set(known.replicas) if known is not None else set()
 
+    def stamp(self, session: str) -> tuple[int, int, int]:
+        """Changes when there is more to know of `session`. Parses nothing."""
+        known = self._lines.sessions.get(session)
+        # Of a session in a part any new line may be about it: such a line names a call that was opened in a segment that is gone.
+        lines = self._lines.taken if session in self._parts else 0
+        return len(known.places) if known is not None else 0, self._parts.number(session), lines
+
     def forget(self, session: str) -> None:
         """Drop what is held of `session` and ignore whatever is logged of it later, to keep memory bounded in a long run."""
         self._lines.forget(session)
@@ -121,18 +128,11 @@ class CallLogReader:
     def _events(self, session: str) -> SessionEvents:
         if self._lines.forgotten(session):
             return SessionEvents(session)
-        stamp = self._stamp(session)
+        stamp = self.stamp(session)
         if self._parsed is None or self._parsed[:2] != (session, stamp):
             events = read(self._lines, self._parts, session)
-            self._parsed = (session, self._stamp(session), events)
+            self._parsed = (session, self.stamp(session), events)
         return self._parsed[2]
-
-    def _stamp(self, session: str) -> tuple[int, int, int]:
-        """Changes when there is more to know of the session."""
-        known = self._lines.sessions.get(session)
-        # Of a session in a part any new line may be about it: such a line names a call that was opened in a segment that is gone.
-        lines = self._lines.taken if session in self._parts else 0
-        return len(known.places) if known is not None else 0, self._parts.number(session), lines
 
 
 def read(lines: Lines, parts: Parts, session: str) -> SessionEvents:

@@ -88,5 +88,5 @@ def writing(found: Collection[Segment], *, alive: Collection[str] = (), quiet_s:
         except FileNotFoundError:
             result[replica] = replica in alive
             continue
-        result[replica] = replica in alive or now - changed < quiet_s or claimed(segment.path)
+        result[replica] = replica in alive or (quiet_s > 0 and now - changed < quiet_s) or claimed(segment.path)
     return result

@@ -76,6 +76,8 @@ _ENGINE: Json = {
     "vllm_xargs": {"x": 1},
     "watermarking": True,
     "priority": 1,
+    "mm_processor_kwargs": {"x": 1},
+    "media_io_kwargs": {"image": {"x": 1}},
 }
 _OPENAI_REFUSED: Json = (
     _SAMPLED
@@ -91,8 +93,6 @@ _RENDERED: Json = {
     "chat_template_kwargs": {"chat_template_kwargs": {"enable_thinking": False}},
     "structured_outputs": {"structured_outputs": {"regex": "one"}},
     "cache_salt": {"cache_salt": "salt"},
-    "mm_processor_kwargs": {"mm_processor_kwargs": {"x": 1}},
-    "media_io_kwargs": {"media_io_kwargs": {"image": {"x": 1}}},
     "model": {"model": "another-model"},
 }
 _OPENAI_RENDERED: Json = _RENDERED | {

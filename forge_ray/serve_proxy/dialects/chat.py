@@ -170,11 +170,11 @@ class Chat(OpenAI):
 
     def adapt(self, body: Json) -> bool:
         changed = self.fields.remove(body)
-        # No tools and an empty list of tools are the same request.
-        if body.get("tools") == [] and body.get("tool_choice") in (None, "auto", "none"):
-            del body["tools"]
+        # No tools and an empty list of tools are the same request, and no choice is left.
+        if not body.get("tools") and body.get("tool_choice") in (None, "auto", "none"):
+            changed = bool({"tools", "tool_choice"} & body.keys()) or changed
+            body.pop("tools", None)
             body.pop("tool_choice", None)
-            changed = True
         messages = body.get("messages")
         first = messages[0] if isinstance(messages, list) and messages else None
         if isinstance(first, dict) and (text := without_nonce(first.get("content"))) is not None:

@@ -107,6 +107,8 @@ ENGINE_FIELDS: dict[str, tuple[Check, str]] = {
     "vllm_xargs": (is_set, CHANGES_SAMPLING),
     "watermarking": (is_set, CHANGES_SAMPLING),
     "priority": (is_set, "every session is served alike"),
+    "mm_processor_kwargs": (is_set, "the server's processing of images holds"),
+    "media_io_kwargs": (is_set, "the server's processing of images holds"),
 }
 """Extensions of vLLM's server that every dialect takes and that are refused in all of them."""
 
@@ -159,7 +161,5 @@ RENDERING: dict[str, str] = {
     "chat_template_kwargs": "variables of the chat template",
     "structured_outputs": "the call is flagged as sampled under a grammar and not trained by default",
     "cache_salt": "separates prefix caches",
-    "mm_processor_kwargs": "of images",
-    "media_io_kwargs": "of images",
 }
 """vLLM's extensions that shape the prompt or the text, never the distribution."""

@@ -1,7 +1,8 @@
 """What the model says in one turn of a script, and its one spelling as text.
 
 A script's `say` is what a policy would sample, in Hermes form: `<think>…</think>`, text, `<tool_call>` blocks. The scripted engine turns it
-into tokens; the upstream server reads it back into its parts. Arguments are JSON text and stay as they are written, byte for byte.
+into tokens; the upstream server reads it back into its parts. Arguments are JSON text and stay as they are written, byte for byte. A turn
+without reasoning begins with an empty block, as those of thinking models do: their parsers take a text without one for reasoning.
 """
 
 from __future__ import annotations
@@ -34,9 +35,8 @@ class Reply:
 
     def say(self) -> str:
         """The turn as sampled text."""
-        thought = f"<think>{self.reasoning}</think>" if self.reasoning else ""
         blocks = (f'{_OPEN}{{"name": {json.dumps(c.name)}{_ARGUMENTS}{c.arguments}}}{_CLOSE}' for c in self.calls)
-        return thought + self.text + "".join(blocks)
+        return f"<think>{self.reasoning}</think>{self.text}" + "".join(blocks)
 
 
 def read(say: str) -> Reply:

@@ -33,7 +33,7 @@ Tools, one JSON schema a line:
 {% elif message.role == 'assistant' -%}
 {%- set thought = message.reasoning or message.reasoning_content -%}
 <|im_start|>assistant
-{% if thought %}<think>{{ thought }}</think>{% endif %}{{ message.content or '' }}
+<think>{{ thought or '' }}</think>{{ message.content or '' }}
 {%- for call in message.tool_calls or [] -%}
 {%- set function = call.function or call %}
 <tool_call>

@@ -10,17 +10,12 @@ not reach. Responses pass through as they come. Events of a session's requests a
 
 from __future__ import annotations
 
-import asyncio
 import hashlib
 import json
 import logging
 import uuid
-from collections import Counter
-from collections.abc import Coroutine
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -31,21 +26,19 @@ from forge_ray.serve_proxy import dialects, history, identity, kinds, probes
 from forge_ray.serve_proxy.admission import Admission, NotAdmitted
 from forge_ray.serve_proxy.delivery import Delivery
 from forge_ray.serve_proxy.dialects import Refusal
-from forge_ray.serve_proxy.dialects.base import Inner, Json, parse_object
-from forge_ray.serve_proxy.exchange import Client, Gone, Tee, TooLarge, inner_scope
+from forge_ray.serve_proxy.dialects.base import Inner, parse_object
+from forge_ray.serve_proxy.exchange import Client, Gone, Tee, inner_scope
 from forge_ray.serve_proxy.identity import CallContext
+from forge_ray.serve_proxy.intake import ModelNames, read_body, split_prefix, verify
 from forge_ray.serve_proxy.keepalive import Pulse
 from forge_ray.serve_proxy.recovery import Recovery
 from forge_ray.serve_proxy.refusals import Caller, Refusals
 from forge_ray.serve_proxy.session_index import SessionIndex
 from forge_ray.serve_proxy.sessions import Session, Sessions, UnknownSession
+from forge_ray.serve_proxy.under_way import UnderWay
 from forge_ray.trajectories.call_log import CallLogError, CallLogWriter
 
 logger = logging.getLogger(__name__)
-
-SIDE_MODELS = 100
-"""Names of other models that are remembered, so that each is warned of once."""
-_KEY_HEADERS = ("authorization", "x-api-key", "x-goog-api-key")
 
 
 @dataclass(frozen=True)
@@ -96,40 +89,22 @@ class Edge:
         self._pulse = Pulse(settings.keepalive_s)
         self._refusals = Refusals(index, log, settings.window)
         self._delivery = Delivery(index, log, settings.bodies)
-        self._live: Counter[str] = Counter()
-        self._waiting: dict[str, list[asyncio.Future[None]]] = {}
-        self._concluding: set[asyncio.Task[None]] = set()
-        self._side_models: set[str] = set()
+        self._names = ModelNames(settings.served_name)
+        self.under_way = UnderWay()
 
     # ---- for the control plane
 
     def live(self, session: str) -> int:
         """Requests of `session` that run or whose events are not all on disk yet."""
-        return self._live[session]
+        return self.under_way.count(session)
 
     async def drained(self, session: str, timeout_s: float) -> bool:
         """Wait until no request of `session` is under way. False after `timeout_s`."""
-        if not self._live[session]:
-            return True
-        idle: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._waiting.setdefault(session, []).append(idle)
-        done, _ = await asyncio.wait([idle], timeout=timeout_s)
-        return bool(done)
+        return await self.under_way.drained(session, timeout_s)
 
     def forget(self, session: str) -> None:
         """Drop what is held of a closed session."""
         self._delivery.forget(session)
-
-    def _enter(self, session: str) -> None:
-        self._live[session] += 1
-
-    def _leave(self, session: str) -> None:
-        self._live[session] -= 1
-        if not self._live[session]:
-            del self._live[session]
-            for idle in self._waiting.pop(session, ()):
-                if not idle.done():
-                    idle.set_result(None)
 
     # ---- requests
 
@@ -147,7 +122,7 @@ class Edge:
         path, token = split_prefix(scope["path"].removeprefix(scope.get("root_path", "")))
         dialect, request_id = dialects.of(path, headers), f"req_{uuid.uuid4().hex}"
         try:
-            caller = Caller(path, dialect, self._verify(token, headers, scope), request_id)
+            caller = Caller(path, dialect, verify(self._sessions, token, headers, scope), request_id)
         except UnknownSession as error:
             caller = Caller(path, dialect, None, request_id)
             await self._refusals.respond(caller, Refusal(401, f"Invalid API key: {error}", code="invalid_api_key"), scope, receive, send)
@@ -163,26 +138,12 @@ class Edge:
             await self._refusals.respond(caller, refusal, scope, receive, send)
             return
         client = Client(receive)
-        self._enter(caller.session.session)
+        self.under_way.enter(caller.session.session)
         try:
             await self._serve(caller, caller.session, scope, headers, client, send)
         finally:
             client.close()
-            self._leave(caller.session.session)
-
-    def _verify(self, token: str | None, headers: Headers, scope: Scope) -> Session | None:
-        """The session of the path prefix, else of the first key that is one; None without any credentials."""
-        if token is not None:
-            return self._sessions.verify(token)
-        keys = [headers[name].removeprefix("Bearer ").strip() for name in _KEY_HEADERS if name in headers]
-        keys += parse_qs(scope.get("query_string", b"").decode("latin-1")).get("key", [])  # Gemini's clients may put it there
-        for number, key in enumerate(keys, start=1):
-            try:
-                return self._sessions.verify(key)
-            except UnknownSession:
-                if number == len(keys):
-                    raise
-        return None
+            self.under_way.leave(caller.session.session)
 
     async def _meet(self, caller: Caller) -> Refusal | None:
         """Learn what other replicas recorded of the session."""
@@ -207,7 +168,7 @@ class Edge:
     async def _serve(self, caller: Caller, session: Session, scope: Scope, headers: Headers, client: Client, send: Send) -> None:
         """An admitted request: read it, judge it, pass it on."""
         try:
-            raw = await self._read(client, headers)
+            raw = await read_body(client, headers, self._settings.max_body_bytes)
         except Gone:
             return
         if isinstance(raw, Refusal):
@@ -223,7 +184,7 @@ class Edge:
         elif isinstance(inner, Refusal):
             await self._refuse(caller, "field", inner, scope, client, send)
         elif caller.dialect.route(caller.path) == "uncounted":
-            changed = any([self._rename(inner.body)[0], caller.dialect.adapt(inner.body), inner.translated])
+            changed = any([self._names.rename(inner.body)[0], caller.dialect.adapt(inner.body), inner.translated])
             sent = json.dumps(inner.body).encode() if changed else raw
             await self._pass_on(caller, self._tee(caller, None, scope, client, send), inner, scope, sent, client)
         elif limit := self._index.exhausted(session.session):
@@ -234,18 +195,6 @@ class Edge:
         else:
             await self._call(caller, session, inner, raw, scope, headers, client, send)
 
-    async def _read(self, client: Client, headers: Headers) -> bytes | Refusal:
-        limit = self._settings.max_body_bytes
-        too_large = Refusal(413, f"The request body is above {limit} bytes", code="request_too_large")
-        if headers.get("content-encoding", "identity") != "identity":
-            return Refusal(415, "Content-Encoding is not supported: send the body as it is", code="unsupported_media_type")
-        if headers.get("content-length", "0").isdecimal() and int(headers.get("content-length", "0")) > limit:
-            return too_large
-        try:
-            return await client.body(limit)
-        except TooLarge:
-            return too_large
-
     async def _call(
         self, caller: Caller, session: Session, inner: Inner, raw: bytes, scope: Scope, headers: Headers, client: Client, send: Send
     ) -> None:
@@ -253,16 +202,11 @@ class Edge:
         body, asked_model = inner.body, inner.body.get("model")
         forced = session.purpose not in self._settings.obeyed
         ignored = [*inner.ignored, *caller.dialect.unheeded(body, forced=forced)]
-        renamed, side_model = self._rename(body)
+        renamed, side_model = self._names.rename(body)
         asked, clamped = caller.dialect.clamp(body, self._settings.window)
         adapted = caller.dialect.adapt(body)
         sent = json.dumps(body).encode() if renamed or clamped or adapted or inner.translated else raw
         kind, conversation = kinds.classify(headers, body, side_model=side_model)
-        try:
-            ticket = self._admission.arrive(session.session)
-        except NotAdmitted as error:
-            await self._refuse(caller, error.reason, self._refusals.not_admitted(caller, error), scope, client, send)
-            return
         context = CallContext(
             session=session.session,
             purpose=session.purpose,
@@ -273,11 +217,15 @@ class Edge:
             kind=kind,
             conversation_hint=conversation,
             asked_tokens=asked,
-            model=asked_model,
+            model=asked_model if isinstance(asked_model, str) else None,
             ignored=ignored,
             history=history.read(caller.dialect.name, body),
-            ticket=ticket,
         )
+        try:
+            ticket = context.ticket = self._admission.arrive(session.session)
+        except NotAdmitted as error:
+            await self._refuse(caller, error.reason, self._refusals.not_admitted(caller, error), scope, client, send)
+            return
         self._delivery.arrived(context)
         tee = self._tee(caller, context, scope, client, send)
         if context.streamed:
@@ -289,7 +237,7 @@ class Edge:
             identity.current.reset(restore)
             ticket.leave()
             self._pulse.remove(tee)
-            await self._whatever_happens(session.session, self._delivery.conclude(context, tee, raw))
+            await self.under_way.whatever_happens(session.session, self._delivery.conclude(context, tee, raw))
 
     async def _pass_on(self, caller: Caller, tee: Tee, inner: Inner, scope: Scope, body: bytes, client: Client) -> None:
         """Let the app answer. What it raises is answered in the dialect's shape while nothing has been sent; a response that has begun
@@ -312,42 +260,3 @@ class Edge:
     async def _refuse(self, caller: Caller, reason: str, refusal: Refusal, scope: Scope, client: Client, send: Send) -> None:
         await self._refusals.note(caller, reason, refusal.status)
         await self._refusals.respond(caller, refusal, scope, client.replay(b""), send)
-
-    def _rename(self, body: Json) -> tuple[bool, bool]:
-        """Serve any model name as ours. Returns whether `body` changed, and whether another model was meant: harnesses have other models
-        for side calls. A provider's prefix (`openai/policy`) means ours."""
-        name, ours = body.get("model"), self._settings.served_name
-        if not isinstance(name, str) or name == ours:
-            return False, False
-        body["model"] = ours
-        if name.rpartition("/")[2] == ours:
-            return True, False
-        if name not in self._side_models and len(self._side_models) < SIDE_MODELS:
-            self._side_models.add(name)
-            logger.warning(
-                "a harness asks for model %r: served as a side call (kind aux), not trained by default; main calls must ask for %r",
-                name,
-                ours,
-            )
-        return True, True
-
-    async def _whatever_happens(self, session: str, work: Coroutine[Any, Any, None]) -> None:
-        """Wait for `work`, which goes on although this request is cancelled; the session stays live until it is done."""
-        self._enter(session)
-        task = asyncio.create_task(work)
-        self._concluding.add(task)
-
-        def done(task: asyncio.Task[None]) -> None:
-            self._concluding.discard(task)
-            self._leave(session)
-
-        task.add_done_callback(done)
-        await asyncio.shield(task)
-
-
-def split_prefix(path: str) -> tuple[str, str | None]:
-    """`/s/<token>/v1/models` -> (`/v1/models`, `<token>`); any other path stays, with None."""
-    if not path.startswith("/s/"):
-        return path, None
-    token, _, rest = path[3:].partition("/")
-    return f"/{rest}", token

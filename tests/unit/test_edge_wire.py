@@ -218,4 +218,4 @@ async def test_many_streams_at_once_of_which_some_are_left(served: tuple[Rig, st
     for number in range(60):
         (call,) = reader.session(f"s{number}")
         assert call.prompt_ids == [number] and call.trainable is bool(number % 10)
-    assert not rig.recorder.live and not rig.edge._live and not rig.edge._concluding
+    assert not rig.recorder.live and not rig.edge.under_way

@@ -172,9 +172,9 @@ class Conversations:
         if rooted is not None and rooted.head is None:
             return self.known.get(rooted.conversation)
         for found in newest:
-            if found.head == history.head and not history.carries_replies and not found.replied and found.calls:
-                if all(call.delivered is False for call in found.calls):
-                    return found
+            begun = history.carries_replies or found.replied
+            if found.head == history.head and not begun and all(call.delivered is False for call in found.calls):
+                return found
         return None
 
     @staticmethod

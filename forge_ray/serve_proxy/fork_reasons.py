@@ -27,7 +27,7 @@ def of_miss(miss: Miss, history: History | None) -> str:
     if found is None:
         return _line(f"the reply of the call before does not follow: {miss.words}")
     kept = _kept(miss.call, history)
-    if found.part == "reasoning" and found.missing:
+    if found.part == "reasoning" and (found.missing or (kept is not None and not kept.reasoning.strip())):
         return _line(f"thinking of the reply dropped {_by(kept is None, kept is not None and bool(kept.reasoning.strip()))}")
     if found.part == "text" and found.missing:
         return _line(f"text of the reply dropped {_by(kept is None, kept is not None and bool(kept.text.strip()))}: {found.words}")

@@ -15,7 +15,7 @@ its context is token for token what it was sampled in. Pure: no engine; decoding
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 import numpy as np
@@ -177,7 +177,15 @@ def _same(call: Recorded, sampled: str, own: Turn | None, turn: _Rendered, reque
     except Exception as error:  # a model's parser raises whatever it likes; then only the text counts
         return Miss(call, Difference("text", parting(sampled, "".join(texts))), f"the reply as rendered cannot be parsed ({error})")
     found = difference(own, read, request.schemas())
+    if found is not None and found.part == "reasoning" and _without_thinking(own, sampled, "".join(texts)):
+        found = replace(found, missing=True)
     return None if found is None else Miss(call, found, found.words)
+
+
+def _without_thinking(own: Turn, sampled: str, rendered: str) -> bool:
+    """Whether only what follows the thinking is there: some parsers take a reply without any mark for one that still thinks."""
+    left = sampled.strip().removesuffix(rendered.strip())
+    return len(left) < len(sampled.strip()) and own.reasoning.strip() in left
 
 
 def sampled_text(call: Recorded, reader: TurnReader) -> str:

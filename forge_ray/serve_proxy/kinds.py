@@ -16,18 +16,19 @@ from forge_ray.serve_proxy.identity import Kind
 def classify(headers: Mapping[str, str], body: Mapping[str, Any], *, side_model: bool) -> tuple[Kind, str | None]:
     """Kind of the call and the conversation id that the harness itself uses (None: it gave none).
 
-    `headers` have lower-case names; `side_model`: the request names a model that is not the served one.
+    `headers` have lower-case names; `side_model`: the request names a model that is not the served one. A side call comes under the id of
+    the conversation it is about and is no turn of it, so it has none.
     """
     conversation = _conversation(headers)
     if _codex_request_kind(headers) == "compaction" or headers.get("x-openai-subagent") == "compact":
         return "compaction", conversation
     if side_model:
-        return "aux", conversation
+        return "aux", None
     if any(headers.get(name) for name in ("x-openai-subagent", "x-claude-code-agent-id", "x-parent-session-id")):
         return "subagent", conversation
     if _drops_tools_in_side_calls(headers) and not body.get("tools"):
         # A summary request carries the history, a title request only the first user message.
-        return ("compaction" if _has_assistant_turn(body) else "aux"), conversation
+        return ("compaction", conversation) if _has_assistant_turn(body) else ("aux", None)
     return "agent", conversation
 
 

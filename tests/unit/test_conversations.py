@@ -140,7 +140,8 @@ def test_opencodes_title_call_comes_first_under_the_same_id() -> None:
     title = session.ask("chat", chat(user("do it"), system="You make titles.", tools=[]), "A title", headers=main)
     first = session.ask("chat", chat(user("do it")), RUN, headers=main)
     second = session.ask("chat", chat(user("do it"), KEPT, result("files")), headers=main)
-    assert [(got.kind, got.conversation) for got in (title, first, second)] == [("aux", "ses_1"), ("agent", "ses_1"), ("agent", "ses_1")]
+    assert [(got.kind, got.conversation) for got in (first, second)] == [("agent", "ses_1"), ("agent", "ses_1")]
+    assert (title.kind, first.splice) == ("aux", "new") and title.conversation != "ses_1"  # it is no turn of that conversation
     assert (second.splice, second.parent) == ("spliced", first.call)
     child = session.ask("chat", chat(user("count")), headers=main | {"x-session-id": "ses_2", "x-parent-session-id": "ses_1"})
     assert (child.kind, child.conversation) == ("subagent", "ses_2")

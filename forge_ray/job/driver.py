@@ -29,6 +29,7 @@ from forge_ray.report.metrics import StepMetrics, read_metrics
 from forge_ray.rollout import RolloutRecord
 from forge_ray.run_dir import RunDir
 from forge_ray.serve_proxy.client import ProxyUnavailable
+from forge_ray.trajectories import continuity
 
 if TYPE_CHECKING:
     from forge_ray.report.metrics import MetricsWriter
@@ -310,6 +311,9 @@ class Driver:
             log.warning("no token count for step %s: %s", event["step"], error)
         row = self._row(event["step"], event["version"], event["stats"], trained)
         self._step_started = now
+        if warned := continuity.warning(event["stats"]):
+            log.warning("step %s: %s", event["step"], warned)
+            self._progress.note(f"step {event['step']}: {warned}")
         self._report(row.model_copy(update={"seconds": seconds, "rollout_tokens_per_s": tokens_per_s, "sync_s": sync_s}))
 
     def _report_restored(self, step: int, checkpoint: dict[str, Any]) -> None:
@@ -341,6 +345,7 @@ class Driver:
             train_tokens_per_s=tokens * self.config.train.optimizer.epochs / max(trained["train_s"], 1e-6),
             samples_per_rollout=stats.get("samples_per_rollout"),
             **trained,
+            **{name: stats.get(name) for name in ("calls_exact", "calls_spliced", "calls_forked", "fork_reason")},
             **{name: stats[name] for name in ("stale_groups", "empty_groups", "rollouts_untrained")},
         )
 

@@ -51,6 +51,14 @@ class StepMetrics(BaseModel):
     tokens: int | None = Field(default=None, validation_alias=AliasChoices("tokens_trained", "tokens"))
     """Trained tokens of the batch (sampled and not masked)."""
     samples_per_rollout: float | None = None
+    calls_exact: int | None = None
+    """Calls of the batch's rollouts whose prompt went on from the call before it as it was rendered."""
+    calls_spliced: int | None = None
+    """Calls whose prompt did after replies were put back as they were sampled."""
+    calls_forked: int | None = None
+    """Calls whose prompt did not: each begins a new sample."""
+    fork_reason: str | None = None
+    """The commonest reason of a fork, after the number of calls that had it."""
     loss: float | None = None
     kl: float | None = None
     """k3 estimate of KL(policy || reference), mean over tokens."""

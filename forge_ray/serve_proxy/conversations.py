@@ -258,7 +258,7 @@ class Conversations:
         for found in self.known.values():
             bare = found.head is not None and not found.head[1] and found.head[0] != history.system
             if bare and found.kind == "agent" and not found.by_header and not found.replied:
-                late += [(call.call, "aux") for call in found.calls if call.kind == "agent"]
+                late.extend((call.call, "aux") for call in found.calls if call.kind == "agent")
         return tuple(late)
 
 

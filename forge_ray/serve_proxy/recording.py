@@ -253,9 +253,9 @@ class Recorder:
     async def _append(self, *events: dict[str, Any]) -> None:
         """Append events that belong together; the first error is raised when all have been tried."""
         results = await asyncio.gather(*(self.log.append(event) for event in events), return_exceptions=True)
-        for error in results:
-            if isinstance(error, BaseException):
-                raise error
+        for result in results:
+            if isinstance(result, BaseException):
+                raise result
 
     async def follow(self, call: LiveCall, outputs: AsyncIterator[O], *, delta: bool) -> AsyncGenerator[O, None]:
         """Hand on the engine's outputs and record them. `delta`: each output carries only its new tokens, not all so far."""

@@ -28,6 +28,7 @@ from forge_ray.trajectories import credit
 from forge_ray.trajectories.advantage import group_advantage
 from forge_ray.trajectories.builders import BUILDERS
 from forge_ray.trajectories.call import Call, version_step
+from forge_ray.trajectories.continuity import continuity
 from forge_ray.trajectories.sample import Sample
 from forge_ray.trajectories.schema import SCHEMA
 
@@ -54,24 +55,26 @@ class StepBatch:
 
     table: pa.Table
     """Rows of `schema.SCHEMA`, by group, rollout and sample in the order given."""
-    stats: dict[str, float] = field(default_factory=dict)
-    """Plain numbers for the metrics line.
+    stats: dict[str, Any] = field(default_factory=dict)
+    """Numbers for the metrics line, and one text.
 
     Counts: `groups`, `groups_degenerate`, `rollouts`, `rollouts_invalid` (no finite reward), `rollouts_untrained` (valid, without
     a trainable token), `rollouts_trained`, `calls`, `calls_trained`, `samples`, `tokens` (of the rows in the loss),
     `tokens_trained` (those with weight). Means, absent where there is nothing to average: `reward_mean`, `reward_std` over valid
     rollouts, `reward/<name>` of each further number of the verifier over the rollouts that have it, `samples_per_rollout` over
-    rollouts with samples. With a version: `staleness_max`, `staleness_mean` of the tokens in the loss, in weight updates."""
+    rollouts with samples. Of the valid rollouts, how their calls continue one another: see `continuity`. With a version: `staleness_max`,
+    `staleness_mean` of the tokens in the loss, in weight updates."""
 
 
 def build_step(groups: Sequence[Group], config: Train, *, version: int | None = None) -> StepBatch:
     """Group statistics, credit and samples of every group; see the module. `version`: weight updates so far, for the staleness numbers."""
     _check(groups)
     rows: list[dict[str, Any]] = []
-    stats: dict[str, float] = defaultdict(float)
+    stats: dict[str, Any] = defaultdict(float)
     stats.update(dict.fromkeys(COUNTS, 0))
     named: dict[str, list[float]] = defaultdict(list)
     valid: list[float] = []
+    lived: list[list[Call]] = []
     built: set[str] = set()
     for group in groups:
         rated = [reward_of(record) for record, _ in group]
@@ -83,6 +86,7 @@ def build_step(groups: Sequence[Group], config: Train, *, version: int | None = 
                 stats["rollouts_invalid"] += 1
                 continue
             valid.append(reward)
+            lived.append(calls)
             for name, number in record.rewards.items():
                 named[name].append(number)
             calls = credit.by_completion(calls)
@@ -100,6 +104,7 @@ def build_step(groups: Sequence[Group], config: Train, *, version: int | None = 
                 stats["tokens"] += sum(len(sample) for sample in samples)
                 stats["tokens_trained"] += sum(sample.trained for sample in samples)
     stats |= {"groups": len(groups), "rollouts": sum(len(group) for group in groups), "samples": len(rows)}
+    stats |= continuity(lived)
     if built:
         stats["samples_per_rollout"] = len(rows) / len(built)
     if valid:

@@ -1,4 +1,4 @@
-"""The command line: `forge-ray check | rollout | train | eval`.
+"""The command line: `forge-ray check | train | rollout | eval | serve | replay`.
 
 Bad input is one line on stderr and exit code 2; a run that failed is one line and exit code 1; Ctrl-C ends with 130. Only the
 chosen command's module is imported, so that `--help` needs neither Ray nor torch.
@@ -19,6 +19,8 @@ COMMANDS = {
     "train": "train a policy: SFT where the config has it, then GRPO on rollouts of the real harness",
     "rollout": "run one rollout and print its trajectory call by call",
     "eval": "evaluate a checkpoint (or the initial policy) on the held-out tasks",
+    "serve": "serve the policy through the recording proxy alone, for any program that you point at it",
+    "replay": "print a recorded session token by token: what was asked, what was answered, what is trained",
 }
 
 
@@ -30,7 +32,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"forge-ray {__version__}")
     commands = top.add_subparsers(dest="command", metavar="command", required=True)
     made = {name: commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".") for name, text in COMMANDS.items()}
-    for name in ("check", "rollout", "eval"):
+    for name in ("check", "rollout", "eval", "serve"):
         made[name].add_argument("config", help="a run.yaml, or the directory of a run")
     made["train"].add_argument("config", nargs="?", help="a run.yaml")
     made["train"].add_argument("--resume", metavar="RUN", help="continue the run in this directory (no config)")
@@ -41,6 +43,12 @@ def parser() -> argparse.ArgumentParser:
         "--checkpoint", metavar="C", help="a checkpoint directory, or `latest` of the run (default: the initial policy)"
     )
     made["eval"].add_argument("--k", type=int, default=None, metavar="K", help="rollouts per task (default: eval.samples)")
+    made["check"].add_argument("--quick", action="store_true", help="leave out the audit of the chat template, which loads vLLM")
+    made["serve"].add_argument("--checkpoint", metavar="C", help="a checkpoint directory, or `latest` (default: the initial policy)")
+    made["serve"].add_argument("--session", metavar="S", default="serve", help="name of the session that the key is for")
+    made["replay"].add_argument("session", help="id of a rollout or its beginning, or <run>/rollouts/<id>")
+    made["replay"].add_argument("--run", metavar="RUN", help="the run's directory (default: the newest that has the rollout)")
+    made["replay"].add_argument("--full", action="store_true", help="write out every token of long prompts")
     for command in made.values():
         command.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides of the config")
     return top
@@ -64,7 +72,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parsed
 
 
-OPTIONS = frozenset({"--task", "--harness", "--checkpoint", "--k", "--resume"})
+OPTIONS = frozenset({"--task", "--harness", "--checkpoint", "--k", "--resume", "--session", "--run"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -51,12 +51,12 @@ def run_one(config: Config, run: RunDir, task: str, harness: str, model: Path | 
 
     async def work(runtime: Runtime, progress: Progress) -> RolloutRecord:
         reference = await _find_task(runtime, task)
-        client = await _serve(runtime, progress, model)
+        client = await start_proxy(runtime, progress, model)
         progress.phase("rollout", f"{harness} at {reference.name}")
         request = RolloutRequest(key="single", purpose="eval", task=reference.path, task_name=reference.name, harness=harness)
         return await runtime.pools(client).run(request)
 
-    return _in_runtime(config, run, work)
+    return in_runtime(config, run, work)
 
 
 def run_heldout(config: Config, run: RunDir, samples: int, model: Path | None) -> list[RolloutRecord]:
@@ -66,7 +66,7 @@ def run_heldout(config: Config, run: RunDir, samples: int, model: Path | None) -
         _, heldout = await runtime.tasks()
         if not heldout:
             raise UserError("tasks.heldout is not set", where="forge-ray eval", fix="name the held-out tasks in the config")
-        client = await _serve(runtime, progress, model)
+        client = await start_proxy(runtime, progress, model)
         records: list[RolloutRecord] = []
         with PhaseLog(run.phases).phase("eval"):
             async for record in evaluate(config, runtime.pools(client), heldout, "eval", samples=samples):
@@ -74,7 +74,7 @@ def run_heldout(config: Config, run: RunDir, samples: int, model: Path | None) -
                 progress.evaluation("eval", records, len(heldout) * samples * len(config.harnesses))
         return records
 
-    return _in_runtime(config, run, work)
+    return in_runtime(config, run, work)
 
 
 def calls(run: RunDir, record: RolloutRecord):
@@ -82,7 +82,9 @@ def calls(run: RunDir, record: RolloutRecord):
     return library.Recordings(run).with_calls([record])[0][1]
 
 
-def _in_runtime(config: Config, run: RunDir, work):
+def in_runtime(config: Config, run: RunDir, work):
+    """Run the coroutine function `work(runtime, progress)` with Ray up, and take everything down again."""
+
     async def main():
         with Progress(title=config.name) as progress:
             async with Runtime(config, run) as runtime:
@@ -99,7 +101,8 @@ def _in_runtime(config: Config, run: RunDir, work):
         raise KeyboardInterrupt from None
 
 
-async def _serve(runtime: Runtime, progress: Progress, model: Path | None):
+async def start_proxy(runtime: Runtime, progress: Progress, model: Path | None):
+    """Serve `model` (default: the initial one) under a fresh incarnation."""
     progress.phase("serve", "starting the engine")
     client = await runtime.serve(model or await runtime.model(), next_incarnation(runtime.run))
     progress.done("serve", client.base_url)

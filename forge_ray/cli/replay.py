@@ -1,0 +1,84 @@
+"""`forge-ray replay SESSION [--run RUN]`: what a recorded session asked and was answered, token by token, with masks."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import sys
+from pathlib import Path
+
+from forge_ray.config import Config, load
+from forge_ray.errors import UserError
+from forge_ray.run_dir import RunDir
+
+DEFAULT_RUNS = Config.model_fields["runs"].default
+WHERE = "forge-ray replay"
+SHOWN = 20
+"""Sessions that a message lists."""
+
+
+def run(arguments: argparse.Namespace) -> int:
+    if arguments.overrides:
+        raise UserError("replay reads what is recorded: it takes no overrides", where="command line", fix="leave key=value out")
+    directory, name = _find(arguments.session, arguments.run)
+    from forge_ray.report.replay import replay
+    from forge_ray.report.text import decoder, model_directory
+    from forge_ray.trajectories import credit
+    from forge_ray.trajectories.call_log import CallLogReader
+
+    reader = CallLogReader(directory.calls)
+    reader.refresh()
+    session = _one(name, reader.sessions(), directory)
+    config = load(directory.config)
+    calls = reader.session(session)
+    if config.proxy.train_grammar_calls:
+        for call in calls:
+            call.masked_by_grammar = False
+    weights = {**credit.KIND_WEIGHTS, **config.train.kind_weights}
+    chosen = credit.assign(calls, gamma=config.train.gamma, kind_weights=weights, scope=config.train.scope)
+    state = reader.state(session)
+    print(f"session {session} of {directory.root} ({state.purpose or 'no call'})")
+    try:
+        for line in replay(calls, chosen, weights, decoder(model_directory(directory)), full=arguments.full):
+            print(line)
+        ends = [f"limit {state.limit} reached"] * (state.limit is not None) + ["closed"] * state.closed
+        trained = sum(len(calls[ordinal].ids) for ordinal in chosen)
+        print(f"\n{len(calls)} calls, {state.refused} refused requests, {trained} trained tokens{''.join(f', {end}' for end in ends)}")
+    except BrokenPipeError:  # `| head`
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    return 0
+
+
+def _find(session: str, run: str | None) -> tuple[RunDir, str]:
+    """The run and the (beginning of the) session's id that the arguments name."""
+    path = Path(session).expanduser()
+    if run is None and path.is_dir():
+        if (path / "config.yaml").is_file():
+            return RunDir(path.resolve()), ""
+        if path.resolve().parent.name == "rollouts":
+            return _run(path.resolve().parent.parent), path.resolve().name
+    if run is not None:
+        return _run(Path(run).expanduser().resolve()), session
+    parent = Path(DEFAULT_RUNS).expanduser()
+    runs = sorted((config.parent for config in parent.glob("*/config.yaml")), key=lambda found: found.stat().st_mtime, reverse=True)
+    for found in runs:
+        if any(found.glob(f"rollouts/{session}*")):
+            return RunDir(found), session
+    raise UserError(f"no run below {parent} has a rollout {session!r}", where=WHERE, fix="give --run RUN, or <run>/rollouts/<session>")
+
+
+def _run(root: Path) -> RunDir:
+    if not (root / "config.yaml").is_file():
+        raise UserError(f"{root} is no run directory (no config.yaml in it)", where="--run", fix="give <runs>/<name>")
+    return RunDir(root)
+
+
+def _one(name: str, sessions: list[str], run: RunDir) -> str:
+    found = [name] if name in sessions else [session for session in sessions if session.startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    some = ", ".join((found or sessions)[:SHOWN]) + (", …" if len(found or sessions) > SHOWN else "")
+    if found:
+        problem = f"{len(found)} sessions begin with {name!r}" if name else f"{run.root} has {len(found)} sessions"
+        raise UserError(f"{problem}: {some}", where=WHERE, fix="give one of them: forge-ray replay SESSION --run RUN")
+    raise UserError(f"{run.root} has no session {name!r}; it has {some or 'none'}", where=WHERE, fix="give one of them")

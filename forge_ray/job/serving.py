@@ -1,0 +1,99 @@
+"""The proxy alone (`forge-ray serve`): up until Ctrl-C, with one session, whose calls are told as they end.
+
+Any program can be pointed at it. The run directory is the command's own, so that nothing that is played with gets into a training run;
+`forge-ray replay` reads it like any other.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from forge_ray.config import Config
+from forge_ray.job.runtime import Runtime
+from forge_ray.job.single import in_runtime, start_proxy
+from forge_ray.report.progress import Progress
+from forge_ray.report.text import Decode
+from forge_ray.report.trajectory import status, visible
+from forge_ray.run_dir import RunDir, secret
+
+if TYPE_CHECKING:
+    from forge_ray.trajectories.call import Call
+
+PERIOD_S = 0.5
+"""Between two looks into the call log."""
+UNTOLD_S = 5.0
+"""Patience with the word on a reply's delivery: a replica that dies gives none."""
+SHOWN = 72
+"""Characters of a reply that its line shows."""
+
+
+def serve(config: Config, run: RunDir, model: Path | None, session: str) -> None:
+    """Serve until the process is interrupted. Raises what starting a run raises."""
+
+    async def work(runtime: Runtime, progress: Progress) -> None:
+        client = await start_proxy(runtime, progress, model)
+        from forge_ray.report.text import decoder
+        from forge_ray.serve_proxy.sessions import Sessions
+
+        key = Sessions(secret(run)).issue(session, "train")
+        for line in (*addresses(client.base_url, client.url(key), key, config.policy.served_name), "", "calls (Ctrl-C ends):"):
+            progress.note(line)
+        await _watch(run, session, progress, decoder(model or await runtime.model()))
+
+    in_runtime(config, run, work)
+
+
+def addresses(plain: str, url: str, key: str, model: str) -> Iterator[str]:
+    """How a program of each dialect is pointed at the proxy. `plain`: without the session; `url`: the session's own."""
+    yield ""
+    yield f"key            {key}"
+    yield f"model          {model} (any other name is served as well, as a side call)"
+    for dialect, base, variables in (
+        ("OpenAI", f"{url}/v1", f"OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={key}"),
+        ("Anthropic", url, f"ANTHROPIC_BASE_URL={url} ANTHROPIC_API_KEY={key} ANTHROPIC_MODEL={model}"),
+        ("Gemini", url, f"GOOGLE_GEMINI_BASE_URL={url} GEMINI_API_KEY={key}"),
+    ):
+        yield f"{dialect:<14} {base}"
+        yield f"{'':<14} export {variables}"
+    yield f"{'by key alone':<14} {plain} (OpenAI: {plain}/v1), where a program takes no path in its address"
+
+
+def told(number: int, call: Call, decode: Decode) -> str:
+    """One line about a call that has ended."""
+    seconds = f"{call.ended - call.opened:.2f} s" if call.ended is not None else "–"
+    text = " ".join(visible(decode(call.ids)).split())
+    how = f"{call.splice}: {call.reason}" if call.splice == "fork" and call.reason else call.splice
+    return (
+        f"{time.strftime('%H:%M:%S', time.localtime(call.ended or call.opened))} call {number} · "
+        f"{call.dialect}{' streamed' if call.streamed else ''} · {call.kind} · {visible(how)} · "
+        f"prompt {len(call.prompt_ids)} ({len(call.prompt_ids) - call.shared} new) · sampled {len(call.ids)} · "
+        f"{visible(status(call))}{f' ({call.reply})' if call.reply else ''} · {seconds} · {text[:SHOWN]}{'…' if len(text) > SHOWN else ''}"
+    )
+
+
+async def _watch(run: RunDir, session: str, progress: Progress, decode: Decode) -> None:
+    from forge_ray.trajectories.call_log import CallLogReader
+
+    reader, seen, refused = CallLogReader(run.calls), 0, 0
+    told_calls: set[str] = set()
+
+    def look() -> tuple[list[Call], int]:
+        reader.refresh()
+        return reader.session(session), reader.state(session).refused
+
+    while True:
+        calls, refusals = await asyncio.to_thread(look)
+        for call in calls:
+            late = call.ended is not None and time.time() - call.ended > UNTOLD_S
+            if call.id not in told_calls and call.status != "open" and (call.delivered is not None or late):
+                told_calls.add(call.id)
+                seen += 1
+                progress.note(told(seen, call, decode))
+        if refusals > refused:
+            progress.note(f"{refusals - refused} request(s) refused; the answers said why, and {run.calls} has it")
+            refused = refusals
+        await asyncio.sleep(PERIOD_S)

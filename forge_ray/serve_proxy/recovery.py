@@ -27,7 +27,6 @@ logger = logging.getLogger(__name__)
 KEEP_S = 600.0
 """For how long after its last event a closed session is held: it may be closed again, by somebody who missed the first answer."""
 
-Stamp = tuple[int, int, int]
 _Found = tuple[list[Call], SessionState]
 
 
@@ -39,10 +38,11 @@ class Recovery:
 
     def __init__(self, index: SessionIndex, directory: Path, *, alone: bool) -> None:
         self._index, self._directory, self._alone = index, directory, alone
-        self._reader = CallLogReader(directory, exclude=index.replica)
+        # Beside others, calls of theirs go on from calls of this replica; prompts cannot be rebuilt without these.
+        self._reader = CallLogReader(directory, exclude=index.replica if alone else None)
         self._met: set[str] = set()
-        self._entered: dict[str, Stamp] = {}
-        """How much of a session is in the index."""
+        self._entered: dict[str, tuple[int, int]] = {}
+        """How much of what others logged of a session is in the index: events in JSONL, Parquet parts."""
         self._closed: set[str] = set()
         self._lock = asyncio.Lock()
         self._asking: dict[str, asyncio.Future[None]] = {}
@@ -130,10 +130,14 @@ class Recovery:
         for session in sessions:
             if session in self._closed:
                 found[session] = ([], SessionState(session, closed=True))
-            elif self._reader.knows(session) and self._entered.get(session) != self._reader.stamp(session):
+            elif self._entered.get(session, (0, 0)) != (much := self._much(session)):
                 found[session] = self._read(self._reader, session)
-                self._entered[session] = self._reader.stamp(session)
+                self._entered[session] = much
         return found
+
+    def _much(self, session: str) -> tuple[int, int]:
+        others = sum(count for replica, count in self._reader.replicas(session).items() if replica != self._index.replica)
+        return others, self._reader.parts(session)
 
     def _look_for_the_dead(self, session: str) -> _Found | None:
         self._catch_up()
@@ -141,11 +145,13 @@ class Recovery:
             everything = CallLogReader(self._directory)
             everything.refresh()
             return self._read(everything, session) if everything.knows(session) else None
-        live = writing([segment for segment in segments(self._directory) if segment.replica != self._index.replica])
-        replicas = self._reader.replicas(session)
+        if not any(self._much(session)):
+            return None
+        live = writing(segments(self._directory))
+        replicas = self._reader.replicas(session).keys() - {self._index.replica}
         if replicas and all(live.get(replica, False) for replica in replicas):
             return None  # each reports its own calls
-        return self._read(self._reader, session) if self._reader.knows(session) else None
+        return self._read(self._reader, session)
 
     @staticmethod
     def _read(reader: CallLogReader, session: str) -> _Found:

@@ -45,8 +45,10 @@ async def test_more_of_another_replica_is_taken_in_once(tmp_path: Path) -> None:
     await recovery.meet("s")
     assert index.state("s").counts["r0"].live == 1
     index.place("s", [7], "own")
+    write(tmp_path / "r1.jsonl", [opened("own", "s", [7], replica="r1")])
+    follow = [opened("b", "s", [5], parent="own", shared=1), ended("b", [6]), delivery("b")]
     with (tmp_path / "r0.jsonl").open("a") as file:
-        file.writelines(json.dumps(event) + "\n" for event in [ended("a", [3, 4]), delivery("a"), *whole("b", "s", [5], [6])])
+        file.writelines(json.dumps(event) + "\n" for event in [ended("a", [3, 4]), delivery("a"), *follow])
     for _ in range(2):
         await asyncio.gather(*(recovery.meet("s") for _ in range(5)))
         counts = index.state("s").counts

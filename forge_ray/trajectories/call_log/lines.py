@@ -52,8 +52,8 @@ class Known:
     """Calls without an end event, with their replica."""
     unreported: set[str] = field(default_factory=set)
     """Calls of which it is not known whether their reply arrived."""
-    replicas: set[str] = field(default_factory=set)
-    """Replicas that wrote a line of it."""
+    replicas: dict[str, int] = field(default_factory=dict)
+    """Lines by replica."""
     closed: bool = False
     last: float = 0.0
     """Unix seconds of the newest event."""
@@ -196,7 +196,7 @@ class Lines:
         if known is None:
             known = self.sessions[session] = Known()
         known.places.extend((self._numbers[at.segment], at.number, at.offset, at.length))
-        known.replicas.add(at.segment.replica)
+        known.replicas[at.segment.replica] = known.replicas.get(at.segment.replica, 0) + 1
         if (found := _TIME.search(line[:_LOOK])) is not None:
             known.last = max(known.last, float(found[1]))
         if event == "session":

@@ -80,13 +80,17 @@ class CallLogReader:
         """Closed sessions in JSONL without an event since the Unix second `t`. Parses nothing."""
         return [session for session, known in self._lines.sessions.items() if known.closed and known.last < t]
 
-    def replicas(self, session: str) -> set[str]:
-        """Replicas that have written about `session` in a segment that was not compacted."""
+    def replicas(self, session: str) -> dict[str, int]:
+        """Events of `session` in segments that were not compacted, by the replica that wrote them. Parses nothing."""
         known = self._lines.sessions.get(session)
-        return set(known.replicas) if known is not None else set()
+        return dict(known.replicas) if known is not None else {}
 
-    def stamp(self, session: str) -> tuple[int, int, int]:
-        """Changes when there is more to know of `session`. Parses nothing."""
+    def parts(self, session: str) -> int:
+        """Parquet parts that hold events of `session`."""
+        return self._parts.number(session)
+
+    def _stamp(self, session: str) -> tuple[int, int, int]:
+        """Changes when there is more to know of the session."""
         known = self._lines.sessions.get(session)
         # Of a session in a part any new line may be about it: such a line names a call that was opened in a segment that is gone.
         lines = self._lines.taken if session in self._parts else 0
@@ -128,10 +132,10 @@ class CallLogReader:
     def _events(self, session: str) -> SessionEvents:
         if self._lines.forgotten(session):
             return SessionEvents(session)
-        stamp = self.stamp(session)
+        stamp = self._stamp(session)
         if self._parsed is None or self._parsed[:2] != (session, stamp):
             events = read(self._lines, self._parts, session)
-            self._parsed = (session, self.stamp(session), events)
+            self._parsed = (session, self._stamp(session), events)
         return self._parsed[2]
 
 

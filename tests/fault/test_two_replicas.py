@@ -1,0 +1,224 @@
+"""Two replicas: sessions stick and survive the loss of theirs, a key alone is enough, updates reach both or none, a drain loses nothing."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import os
+import signal
+import time
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from forge_ray.run_dir import write_json
+from tests.fault.serving import Serving
+from tests.tiny_model import tiny_model
+
+pytestmark = pytest.mark.timeout(900)
+PORT = int(os.environ.get("FORGE_RAY_TEST_PORT", "18710"))
+RULES = [
+    {"if": "slowly", "say": "one two three four five six seven eight nine ten " * 4, "delay_s": 0.2},
+    {"turn": 0, "say": "The first answer."},
+    {"turn": 1, "say": "The second answer."},
+    {"say": "A later answer."},
+]
+Messages = list[dict[str, str]]
+
+
+@pytest.fixture(scope="module")
+def two(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Serving]:
+    directory = tmp_path_factory.mktemp("two")
+    with Serving(directory, PORT, rules=RULES, proxy={"replicas": 2, "limits": {"calls": 30}, "drain_s": 120}) as serving:
+        yield serving
+
+
+async def turn(serving: Serving, session: str, messages: Messages, **options: Any) -> Messages:
+    """One turn: the history with the reply and another user message. Goes on asking as a harness does while a replica is lost."""
+    end = time.monotonic() + 300
+    while True:
+        try:
+            answer = await serving.chat(session, messages, **options)
+            if answer.status_code == 200:
+                break
+            assert answer.status_code >= 500, answer.text
+        except httpx.TransportError:
+            pass
+        assert time.monotonic() < end
+        await asyncio.sleep(0.3)
+    said = answer.json()["choices"][0]["message"]["content"]
+    return [*messages, {"role": "assistant", "content": said}, {"role": "user", "content": f"go on after {said}"}]
+
+
+def first(session: str) -> Messages:
+    return [{"role": "user", "content": f"the task of {session}"}]
+
+
+async def told(serving: Serving, session: str) -> list[Any]:
+    """The session's calls, once it is known of every ended one whether it arrived (that is written after the last byte)."""
+    while any(call.delivered is None and call.status != "open" for call in serving.calls(session)):
+        await asyncio.sleep(0.02)
+    return serving.calls(session)
+
+
+async def chained(serving: Serving, session: str) -> list[Any]:
+    """The session's answered calls, each of which goes on from the one before it, token for token."""
+    calls = [call for call in await told(serving, session) if call.status == "finished" and call.superseded_by is None]
+    for before, after in pairwise(calls):
+        whole = before.prompt_ids + before.ids
+        assert (after.parent, after.shared, after.conversation) == (before.id, len(whole), before.conversation)
+        assert after.prompt_ids[: len(whole)] == whole and len(after.prompt_ids) > len(whole)
+        assert (before.splice, after.splice) in (("new", "exact"), ("exact", "exact")) and after.trainable
+    return calls
+
+
+async def placed(serving: Serving, replica: str | None, name: str) -> tuple[str, Messages]:
+    """A session whose path leads to `replica` (None: to any), after its first turn."""
+    for number in range(60):
+        session = f"{name}-{number}.0"
+        messages = await turn(serving, session, first(session))
+        if replica in (None, serving.calls(session)[0].replica):
+            return session, messages
+    raise AssertionError("every session went to the same replica")
+
+
+async def test_sessions_stick(two: Serving) -> None:
+    sessions = [f"stick-{number}.0" for number in range(10)]
+    homes = set()
+    for session in sessions:
+        messages = first(session)
+        for _ in range(3):
+            messages = await turn(two, session, messages)
+        calls = await chained(two, session)
+        assert len(calls) == 3 and len({call.replica for call in calls}) == 1
+        homes.add(calls[0].replica)
+    assert len(homes) == 2
+    for session in sessions:
+        assert two.do("close", session)["calls"] == 3
+
+
+async def test_a_key_alone_is_recorded_into_the_same_conversation(two: Serving) -> None:
+    anchor = "anchor.0"
+    await turn(two, anchor, first(anchor), key_only=True)
+    (where,) = {call.replica for call in two.calls(anchor)}
+    other = next(status["replica"] for status in two.do("status") if status["replica"] != where)
+    session, messages = await placed(two, other, "key")
+    for key_only in (True, True, False, True, False):
+        messages = await turn(two, session, messages, key_only=key_only)
+    calls = await chained(two, session)
+    assert [call.replica for call in calls] == [other, where, where, other, where, other]
+    # The same body again, at the other replica: what it gave first is replaced.
+    repeated = messages[:-2]
+    await turn(two, session, repeated, key_only=True)
+    *_, earlier, later = await told(two, session)
+    assert (earlier.replica, later.replica, earlier.superseded_by, later.superseded_by) == (other, where, later.id, None)
+    assert earlier.prompt_ids == later.prompt_ids and not earlier.trainable and later.trainable
+    summary = two.do("close", session)
+    assert (summary["calls"], summary["failed"], summary["last_reply"]) == (7, 0, "answer")
+    for key_only in (True, False):
+        answer = await two.chat(session, first(session), key_only=key_only)
+        assert answer.status_code == 403 and "closed" in answer.text
+    limited, messages = await placed(two, other, "limited")
+    for number in range(29):
+        await turn(two, limited, first(limited), key_only=bool(number % 2))
+    assert (await two.chat(limited, first(limited), key_only=True)).status_code == 400
+    assert (await two.chat(limited, first(limited))).status_code == 400
+    assert two.do("close", limited)["limit"] == "calls"
+
+
+async def test_an_update_reaches_both_or_fails_with_a_reason(two: Serving) -> None:
+    weights = next(Path(tiny_model()).glob("*.safetensors"))
+
+    def publish(version: str) -> None:
+        write_json(two.run.weights / "current.json", {"version": version, "path": str(weights)})
+
+    publish("1.1")
+    assert two.do("update", "1.1", 300)["replicas"] == 2
+    assert {status["version"] for status in two.do("status")} == {"1.1"}
+    slow = two.do("status")[0]
+    os.kill(slow["pid"], signal.SIGSTOP)
+    try:
+        publish("1.2")
+        with pytest.raises(RuntimeError, match=r"ProxyUnavailable: update_weights: .*within 5 s"):
+            two.do("update", "1.2", 5)
+    finally:
+        os.kill(slow["pid"], signal.SIGCONT)
+    assert two.do("update", "1.2", 300)["replicas"] == 2  # idempotent: the one that has it already keeps it
+    assert {status["version"] for status in two.do("status")} == {"1.2"}
+    publish("1.3")
+    two.ask("update", "1.3", 300)
+    os.kill(slow["pid"], signal.SIGKILL)
+    assert two.answer()["replicas"] == 2
+    after = two.do("status")
+    assert slow["replica"] not in {status["replica"] for status in after} and {status["version"] for status in after} == {"1.3"}
+
+
+async def test_a_session_survives_its_replica(two: Serving) -> None:
+    closed = "closed-before.0"
+    await turn(two, closed, first(closed))
+    two.do("close", closed)
+    home = next(status for status in two.do("status"))
+    session, messages = await placed(two, home["replica"], "survivor")
+    messages = [*messages[:-1], {"role": "user", "content": "go on slowly"}]
+    cut = asyncio.create_task(two.chat(session, messages))
+    while len(two.calls(session)) < 2:
+        assert not cut.done()
+        await asyncio.sleep(0.05)
+    os.kill(home["pid"], signal.SIGKILL)
+    with contextlib.suppress(httpx.TransportError):
+        assert (await cut).status_code >= 500
+    for _ in range(3):  # the first of them is the same request again
+        messages = await turn(two, session, messages)
+    calls = await chained(two, session)
+    assert len(calls) == 4 and calls[0].replica == home["replica"] != calls[1].replica
+    (lost,) = [call for call in two.calls(session) if call.status == "open"]
+    assert (lost.parent, lost.prompt_ids) == (calls[0].id, calls[1].prompt_ids) and lost.superseded_by == calls[1].id
+    summary = two.do("close", session)
+    assert (summary["calls"], summary["failed"]) == (4, 1), "the call that was lost with its replica is counted once"
+    assert two.reader().verify() == []
+    for key_only in (True, False):
+        assert (await two.chat(closed, first(closed), key_only=key_only)).status_code == 403
+
+
+async def test_a_drain_loses_no_call(two: Serving) -> None:
+    homes = [status["replica"] for status in two.do("status")]
+    slow: dict[str, asyncio.Task[httpx.Response]] = {}
+    for home in homes:
+        session, messages = await placed(two, home, f"drain{homes.index(home)}")
+        slow[session] = asyncio.create_task(two.chat(session, [*messages, {"role": "user", "content": "slowly"}], stream=True))
+    while not all(len(two.calls(session)) == 2 for session in slow):
+        await asyncio.sleep(0.05)
+    two.do("scale", 1)
+    left = {}
+    while len(left) != 1:
+        left = {status["replica"]: status for status in two.do("status") if status["replica"] in homes}
+        if all(task.done() for task in slow.values()):
+            break
+        for number in range(3):  # new requests are served meanwhile
+            await turn(two, f"meanwhile-{number}.0", first("meanwhile"))
+    for session, task in slow.items():
+        answer = await task
+        assert answer.status_code == 200 and answer.text.rstrip().endswith("data: [DONE]")
+        *_, call = await told(two, session)
+        assert (call.status, call.delivered, len(call.ids) > 40) == ("finished", True, True)
+        assert two.do("close", session)["failed"] == 0
+
+
+async def test_serves_default_proxy(tmp_path: Path) -> None:
+    """Without HAProxy nothing sticks: every turn may reach another replica, and the conversation is one all the same."""
+    environment = {"RAY_SERVE_ENABLE_HA_PROXY": "0", "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": ""}
+    with Serving(tmp_path, PORT + 3, environment=environment, rules=RULES, proxy={"replicas": 2}) as serving:
+        replicas = set()
+        for number in range(4):
+            session, messages = f"default-{number}.0", first(f"default-{number}")
+            for step in range(5):
+                messages = await turn(serving, session, messages, key_only=step % 2 == 1)
+            calls = await chained(serving, session)
+            assert len(calls) == 5
+            replicas |= {call.replica for call in calls}
+            assert serving.do("close", session)["calls"] == 5
+        assert len(replicas) == 2

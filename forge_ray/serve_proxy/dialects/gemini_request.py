@@ -6,6 +6,7 @@ with this module (some seconds the first time), which nothing imports before the
 
 from __future__ import annotations
 
+from functools import cache
 from types import UnionType
 from typing import Any, Union, get_args, get_origin
 
@@ -90,35 +91,44 @@ def _system(body: Json) -> Json:
     return body
 
 
-def _clean(kind: Any, value: Any, where: str, unknown: dict[str, None]) -> Any:
+def _clean(kind: type[BaseModel], value: Any, where: str, unknown: dict[str, None]) -> Any:
     """`value` with the fields that the type `kind` has, in camel case and without nulls; the names of others go into `unknown`. A single
     object where a list is wanted is a list of it, as the API takes it."""
-    origin, options = get_origin(kind), get_args(kind)
-    if origin in (Union, UnionType):
-        for option in options:
-            of = get_origin(option) or option
-            if (isinstance(of, type) and issubclass(of, BaseModel) and isinstance(value, dict)) or (
-                of is list and isinstance(value, list | dict)
-            ):
-                return _clean(option, value, where, unknown)
+    if not isinstance(value, dict):
         return value
-    if origin is list and isinstance(value, list | dict):
-        return [_clean(options[0], item, where, unknown) for item in (value if isinstance(value, list) else [value])]
-    if not (isinstance(kind, type) and issubclass(kind, BaseModel) and isinstance(value, dict)):
-        return value
-    fields = {name: field for name, field in kind.model_fields.items()}
-    names = {name: name for name in fields} | {to_camel(name): name for name in fields}
+    fields = _fields(kind)
     cleaned: Json = {}
     for key, item in value.items():
-        at = f"{where}.{key}".removeprefix(".")
-        if key in names:
+        if key in fields:
+            name, inner, many = fields[key]
+            if many and isinstance(item, dict):
+                item = [item]
+            if inner is not None and isinstance(item, dict | list):
+                at = f"{where}.{key}" if where else key
+                item = [_clean(inner, one, at, unknown) for one in item] if isinstance(item, list) else _clean(inner, item, at, unknown)
             if item is not None:
-                cleaned[to_camel(names[key])] = _clean(fields[names[key]].annotation, item, at, unknown)
+                cleaned[name] = item
         elif kind.model_config.get("extra") == "allow":
             cleaned[to_camel(key)] = item
         elif is_set(item):
-            unknown[at] = None
+            unknown[f"{where}.{key}" if where else key] = None
     return cleaned
+
+
+@cache
+def _fields(kind: type[BaseModel]) -> dict[str, tuple[str, type[BaseModel] | None, bool]]:
+    """Of the fields of a type, by either spelling: the camel case name, the type of the objects in it, whether it is a list."""
+    found = {name: (to_camel(name), *_shape(field.annotation)) for name, field in kind.model_fields.items()}
+    return found | {described[0]: described for described in found.values()}
+
+
+def _shape(annotation: Any) -> tuple[type[BaseModel] | None, bool]:
+    if get_origin(annotation) in (Union, UnionType):
+        shapes = [_shape(option) for option in get_args(annotation)]
+        return next((shape for shape in shapes if shape != (None, False)), (None, False))
+    if get_origin(annotation) is list:
+        return _shape(get_args(annotation)[0])[0], True
+    return (annotation if isinstance(annotation, type) and issubclass(annotation, BaseModel) else None), False
 
 
 def _config(config: _Config | None, plain: Json) -> Json:

@@ -33,7 +33,10 @@ def json_schema(schema: Any) -> Any:
     """`schema` as JSON Schema; a value that is no object stays. `propertyOrdering` goes into the order of `properties`."""
     if not isinstance(schema, dict):
         return schema
-    found: Json = {_CAMEL.get(name, name): value for name, value in schema.items() if value is not None}
+    found: Json = {}
+    for name, value in schema.items():
+        if value is not None:
+            found[_CAMEL.get(name, name)] = value
     order, nullable = found.pop("propertyOrdering", None), found.pop("nullable", None)
     made: Json = {}
     for name, value in found.items():

@@ -38,7 +38,7 @@ test: env ## Unit, integration and fault tests; harness tests where the programs
 	done; exit $$worst
 
 test-harness: env ## Install the real harness programs (needs npm) and run their tests
-	@$(BIN)/python -m forge_ray.harnesses.install codex claude_code
+	@$(BIN)/python -m forge_ray.harnesses.install codex claude_code gemini_cli
 	@exec $(BIN)/python -m pytest tests/harness $(ARGS)
 
 lint: env ## ruff, pyright and the import rules of the rooms

@@ -33,10 +33,13 @@ SECRET = bytes.fromhex("ab" * 32)
 class Serving:
     """A served proxy; use as a context manager. Requests go straight to its port."""
 
-    def __init__(self, directory: Path, port: int, *, environment: dict[str, str] | None = None, rules: list[Any], **config: Any) -> None:
+    def __init__(
+        self, directory: Path, port: int, *, rules: list[Any], again: bool = False, environment: dict[str, str] | None = None, **config: Any
+    ) -> None:
+        """`again`: on the run that is in `directory` already."""
         script = directory / "script.json"
         script.write_text(json.dumps(rules))
-        self.run = make_run(directory / "run")
+        self.run = RunDir(directory / "run") if again else make_run(directory / "run")
         self.base = f"http://127.0.0.1:{port}"
         words = [str(self.run.root), str(port), json.dumps({"script": str(script), **config})]
         self.output = directory / "serving.txt"

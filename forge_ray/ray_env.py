@@ -13,8 +13,9 @@ CLUSTER: dict[str, str] = {
     # Serve through HAProxy, the handler in the replica: 10-20 times less CPU per streamed chunk than Serve's default proxy.
     "RAY_SERVE_ENABLE_HA_PROXY": "1",
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
-    # /s/<session>/… sticks to one replica.
-    "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": "uri depth 2",
+    # /s/<session>/… sticks to one replica. The second line, which Serve has no variable for, follows `balance` in HAProxy's defaults: with
+    # splice(2) HAProxy 2.8 does not notice that a client left whose request came in two packets, so its call would run to the end.
+    "RAY_SERVE_HAPROXY_BALANCE_ALGORITHM": "uri depth 2\n    no option splice-request",
     # A replica change must not cut a call: longer than the longest generation.
     "RAY_SERVE_HAPROXY_HARD_STOP_AFTER_S": "3600",
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "0",

@@ -89,9 +89,11 @@ class Answers(Protocol):
 
     async def error(self, status: int, content: bytes) -> int:
         """Send a whole response for the app's error (`status` and body); gives the status that was sent."""
+        ...
 
     async def event(self, status: int) -> bytes:
         """The error as the last event of a stream that has begun."""
+        ...
 
 
 class Tee:

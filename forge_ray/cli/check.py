@@ -37,6 +37,8 @@ class Finding:
 def run(arguments: argparse.Namespace) -> int:
     config = config_of(arguments)
     found = list(findings(config))
+    if not arguments.quick and all(finding.ok or not finding.blocking for finding in found):
+        found += _template(config)
     width = max(len(finding.topic) for finding in found)
     for finding in found:
         mark = "ok  " if finding.ok else ("MISS" if finding.blocking else "note")
@@ -116,6 +118,41 @@ def _sources(config: Config) -> Iterator[Finding]:
         value = getattr(config.policy, field)
         if value and not Path(value).is_file():
             yield Finding(f"policy.{field}", f"{value} does not exist", False, fix=f"correct the path{GONE}")
+
+
+def _template(config: Config) -> list[Finding]:
+    """What the chat template and the server's parsers make of a conversation (some 20 seconds, in a process of its own)."""
+    import asyncio
+    import json
+    import subprocess
+    import sys
+    import tempfile
+
+    import yaml
+
+    from forge_ray import ray_env
+    from forge_ray.job.sources import SourceError, resolve
+    from forge_ray.run_dir import RunDir
+
+    with tempfile.TemporaryDirectory(prefix="forge-ray-check-") as directory:
+        run = RunDir(Path(directory)).create()
+        try:
+            model = asyncio.run(resolve(config.policy.model, "policy.model", "model", run, config.seed))
+        except (UserError, SourceError) as error:
+            return [Finding("policy.model", str(error), False, fix="mend the function")]
+        run.config.write_text(yaml.safe_dump(config.model_dump(mode="json")))
+        command = [sys.executable, "-m", "forge_ray.serve_proxy.template_audit", str(run.config), str(model)]
+        environment = {**os.environ, **ray_env.worker(), **config.policy.environment}
+        done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
+    if done.returncode == 2:
+        return [Finding("chat template", done.stderr.strip().splitlines()[-1], False, fix="correct policy")]
+    if done.returncode != 0:
+        last = [line for line in done.stderr.splitlines() if line.strip()][-1:] or ["no output"]
+        return [
+            Finding("chat template", f"it could not be audited ({last[0][:300]})", False, blocking=False, fix="or leave it out: --quick")
+        ]
+    entries = json.loads(done.stdout.splitlines()[-1])
+    return [Finding(entry["topic"], entry["state"], entry["good"], blocking=False, fix=entry["fix"]) for entry in entries]
 
 
 def _tasks(field: str, path: Path, config: Config) -> Finding:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator
 from typing import Any
@@ -42,6 +43,7 @@ RULES: list[Json] = [
     {"if": "think aloud", "turn": 0, "say": "<think>\nlet me see\n</think>\n\nthe answer"},
     {"if": "never closes", "turn": 0, "say": "<think>on and on " + REAL + " and on " * 30},
     {"if": "stop there", "turn": 0, "say": "ls\nObservation: x and more"},
+    {"if": "engine fails", "say": "a few words", "fault": "fail", "after": 0},
     {"if": "long answer", "turn": 0, "say": "word " * 50},
     {"say": "one"},
 ]
@@ -70,6 +72,14 @@ async def thinking(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[Ed
     assert CLOSED != TEMPLATE
     directory = tmp_path_factory.mktemp("thinking")
     async with edge_rig(directory, RULES, template=CLOSED, server={"reasoning_parser": "deepseek_r1"}) as rig:
+        yield rig
+
+
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def tight(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EdgeRig]:
+    """A replica with one place and no room to wait, whose sessions may have 200 tokens of context."""
+    proxy = {"limits": {"context_tokens": 200}, "max_running": 1, "max_waiting": 0, "keepalive_s": 0.1, "max_pause_s": 60}
+    async with edge_rig(tmp_path_factory.mktemp("tight"), RULES, proxy=proxy) as rig:
         yield rig
 
 
@@ -146,7 +156,8 @@ async def test_fields_that_are_honoured_act(rig: EdgeRig) -> None:
         ("responses", "max_output_tokens"),
         ("messages", "max_tokens"),
     ):
-        cut = await say(rig, f"act-{limit}", name, "long answer", **{limit: 3})
+        capped: Any = {limit: 3}
+        cut = await say(rig, f"act-{limit}", name, "long answer", **capped)
         assert cut["end"] in ("length", "max_tokens") and len(rig.calls(f"act-{limit}")[-1].ids) == 3
     scored = await say(rig, "act", "chat", "hi", logprobs=True, top_logprobs=0)
     (one,) = rig.calls("act")
@@ -224,7 +235,7 @@ async def test_every_kind_of_tool_of_codex(rig: EdgeRig, stream: bool) -> None:
         {"type": "additional_tools", "role": "developer", "tools": [late]},
         {"type": "message", "role": "user", "content": [{"type": "input_text", "text": "spawn one"}]},
     ]
-    body = codex(*extra, model="gpt-5.5-codex") | {"stream": stream}
+    body: Json = {**codex(*extra, model="gpt-5.5-codex"), "stream": stream}
     body["tools"] += [{"type": "tool_search", "execution": "client", "description": "d", "parameters": {"type": "object"}}]
     answer = await rig.post(session, PATHS["responses"], body, CODEX_HEADERS)
     assert answer.status_code == 200, answer.text
@@ -402,3 +413,42 @@ async def test_counting_tokens_takes_what_a_call_takes(rig: EdgeRig) -> None:
     assert (await rig.post("count", PATHS["messages"], body)).status_code == 200
     (one,) = rig.calls("count")
     assert counted.json()["input_tokens"] == len(one.prompt_ids)
+
+
+# --- waiting and failing
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("name", THREE)
+async def test_errors_have_a_status_also_in_streams(tight: EdgeRig, name: str, stream: bool) -> None:
+    """vLLM has sent its headers when the engine is asked; the client sees none of that before the first token."""
+    rig, session = tight, f"errors-{name}-{stream}"
+    failed = await rig.post(session, PATHS[name], request(name, "engine fails", stream=stream))
+    assert failed.status_code == 500 and "req_" in failed.text and "script" not in failed.text
+    (call,) = rig.calls(session)
+    assert (call.status, call.delivered) == ("failed", False)
+    over = await rig.post(session, PATHS[name], request(name, "word " * 300, stream=stream))
+    words = "prompt is too long" if name == "messages" else "maximum context length"
+    assert over.status_code == 400 and words in over.text
+    assert rig.reader().state(session).limit == "context" and len(rig.calls(session)) == 1
+
+
+@pytest.mark.parametrize("name", THREE)
+async def test_a_stream_waits_for_an_update_and_is_kept_alive(tight: EdgeRig, name: str) -> None:
+    rig, session = tight, f"update-{name}"
+    assert rig.recorder.admission is not None
+    with rig.recorder.admission.paused():
+        asking = asyncio.create_task(rig.post(session, PATHS[name], request(name, "hi", stream=True)))
+        while not rig.recorder.admission.waiting:
+            await asyncio.sleep(0.01)
+        busy = await rig.post("another", PATHS[name], request(name, "hi", stream=True))
+        assert busy.status_code == 429 and f"retry-after: {busy.headers['retry-after']}" in busy.text
+        await asyncio.sleep(1)
+        assert not rig.calls(session)
+    answer = await asking
+    mark = "event: ping" if name == "messages" else ": keep-alive"
+    first = "event: response.created" if name == "responses" else mark
+    assert answer.status_code == 200 and answer.text.startswith(first) and answer.text.count(mark) > 2
+    {"chat": stream_checks.chat, "responses": stream_checks.responses, "messages": stream_checks.messages}[name](answer.text)
+    (call,) = rig.calls(session)
+    assert call.trainable and call.reply == "answer"

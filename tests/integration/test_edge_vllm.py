@@ -167,6 +167,12 @@ HISTORIES: list[list[dict[str, Any]]] = [
     [ASSISTANT, EMPTY],
     [{"type": "message", **ASSISTANT}, {"type": "message", **EMPTY}],
     [{"type": "reasoning", "summary": []}, ASSISTANT],
+    [{"type": "message", "id": None, "status": None, "role": "assistant", "content": [{"type": "output_text", "text": "one"}]}],
+    [
+        {"type": "reasoning", "summary": [], "encrypted_content": "gAAA"},
+        {"role": "assistant", "content": "one"},
+        {"role": "assistant", "content": ""},
+    ],
 ]
 
 

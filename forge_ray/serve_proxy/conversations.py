@@ -100,6 +100,8 @@ class Conversations:
             found = None
         else:
             found = self.known[hint] if hint is not None else self._find(history, continues, rooted)
+        if hint is None and found is not None and _beside(found) != (by_header and kind == "aux"):
+            found = None  # a side call is no turn of the conversation that it is about
         if found is None:
             return self._new(history, kind, hint, read)
         if by_header:
@@ -260,6 +262,11 @@ class Conversations:
             if bare and found.kind == "agent" and not found.by_header and not found.replied:
                 late.extend((call.call, "aux") for call in found.calls if call.kind == "agent")
         return tuple(late)
+
+
+def _beside(found: Conversation) -> bool:
+    """Whether it holds nothing but calls that a header, or the model that they ask for, calls side calls."""
+    return found.by_header and all(call.kind == "aux" for call in found.calls)
 
 
 def _strings(turn: Turn) -> Iterator[str]:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import re
+from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
 from typing import Any
@@ -257,6 +260,24 @@ async def test_system_messages_inside_a_conversation(rig: EdgeRig, tmp_path: Pat
         one, two = await talk_in(strict)
         assert two.splice == "fork" and two.reason is not None
         assert two.reason.startswith("a system message inside the conversation moved to the front: the chat template takes one only there")
+
+
+async def test_parallel_requests_of_one_session(rig: EdgeRig) -> None:
+    """Conversations side by side with one system prompt: each goes on in its own, whatever the order."""
+    talks = [Talk(rig, "parallel", ("chat", "responses", "messages")[n % 3], n % 2 == 0) for n in range(9)]
+    for n, talk in enumerate(talks):
+        talk.user(f"letters, number {n}")
+    for _ in range(3):
+        for talk, said in zip(talks, await asyncio.gather(*(talk.ask() for talk in talks)), strict=True):
+            talk.keep(said)
+            talk.user("go on")
+    by_conversation: dict[str, list[Call]] = defaultdict(list)
+    for call in rig.calls("parallel"):
+        by_conversation[call.conversation].append(call)
+    assert len(by_conversation) == 9 and all(call.kind == "agent" for call in rig.calls("parallel"))
+    for calls in by_conversation.values():
+        assert [call.splice for call in calls] == ["new", "spliced", "exact"] and len(chain.build(calls)) == 1
+        assert len({re.search(r"number (\d)", rig.prompt(call))[1] for call in calls}) == 1  # type: ignore[index]
 
 
 THINKING = TEMPLATE.replace(

@@ -149,6 +149,17 @@ def test_opencodes_title_call_comes_first_under_the_same_id() -> None:
     assert (summary.kind, summary.conversation, summary.splice) == ("compaction", "ses_1", "fork")
 
 
+def test_calls_of_another_model_are_no_turns_of_the_conversation() -> None:
+    session = ToySession()
+    side = session.ask("chat", chat(user("do it")), side_model=True)
+    first = session.ask("chat", chat(user("do it")), RUN)
+    other = session.ask("chat", chat(user("do it"), KEPT, result("files"), user("which topic?")), side_model=True)
+    second = session.ask("chat", chat(user("do it"), KEPT, result("files")))
+    assert [got.kind for got in (side, first, other, second)] == ["aux", "agent", "aux", "agent"]
+    assert first.conversation == second.conversation not in (side.conversation, other.conversation)
+    assert (first.splice, second.splice) == ("new", "spliced")
+
+
 def test_a_title_call_without_a_header_is_known_afterwards() -> None:
     session = ToySession()
     title = session.ask("chat", chat(user("do it"), system="You make titles.", tools=[]), "A title")

@@ -175,7 +175,7 @@ async def _tools(stage: Stage, played: dict[str, Scene], parser: str | None) -> 
         )
     messages: list[Message] = [{"role": "user", "content": session}]
     status, reply = await stage.ask(session, messages, tools=True)
-    if problem := _other_calls(status, reply, ["ls"]):
+    if problem := _other_calls(status, reply, ["uptime"]):
         return Found(topic, f"{parser} does not read the template's tool calls back: {problem}", False, "choose the parser that fits")
     results: list[Message] = [{"role": "tool", "tool_call_id": call["id"], "content": "a.txt"} for call in reply["tool_calls"]]
     status, second = await stage.ask(session, [*messages, reply, *results], tools=True)
@@ -185,7 +185,7 @@ async def _tools(stage: Stage, played: dict[str, Scene], parser: str | None) -> 
     if "audit-parallel" not in played:
         return replace(found, state=f"{found.state}; the template writes no two calls in one reply")
     status, reply = await stage.ask("audit-parallel", [{"role": "user", "content": "audit-parallel"}], tools=True)
-    if problem := _other_calls(status, reply, ["ls", "pwd"]):
+    if problem := _other_calls(status, reply, ["uptime", "whoami"]):
         return Found(topic, f"{parser} does not read two calls in one reply: {problem}", False, "choose the parser that fits")
     return replace(found, state=f"{parser} reads calls back; {found.state}")
 
@@ -223,7 +223,7 @@ async def _thoughts(stage: Stage, played: dict[str, Scene], form: Format, parser
 async def _drafts(stage: Stage, parser: str | None) -> Found:
     topic, session = "template: drafts", "audit-drafts"
     status, reply = await stage.ask(session, [{"role": "user", "content": session}], tools=True)
-    problem = _other_calls(status, reply, ["ls"])
+    problem = _other_calls(status, reply, ["uptime"])
     if problem is None:
         return Found(topic, "a tool call that is only thought of is not made")
     fix = "set policy.server.reasoning_parser" if parser is None else "choose a reasoning_parser and tool_call_parser that fit"
@@ -266,7 +266,7 @@ async def audit(config: Config, model_dir: str, directory: Path) -> list[Found]:
     args = vllm_internals.parse_arguments(config, model_dir)
     engine: Any = vllm_internals.make_engine(config, args)
     template = Path(config.policy.chat_template).read_text() if config.policy.chat_template else None
-    form = Writer(engine.tokenizer, template).format()
+    form = Writer(engine.tokenizer, template).format(thinks="reasoning_parser" in config.policy.server)
     rules = [{"if": scene.name, "turn": turn, "say": text} for scene in scenes(form) for turn, text in enumerate(scene.says)]
     engine.script = Script([Rule.model_validate(rule) for rule in rules])
     log, index, secret = CallLogWriter(directory / "calls" / "audit.jsonl"), SessionIndex("audit", proxy.limits), os.urandom(32)

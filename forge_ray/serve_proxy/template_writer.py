@@ -5,7 +5,6 @@ The audit of a template (`template_audit`) lets a scripted policy say these text
 
 from __future__ import annotations
 
-import os.path
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,30 +64,38 @@ class Writer:
             whole = self.text([*user, message], tools=tools)
         except Exception:  # a template raises whatever it likes
             return None
-        written = whole[len(os.path.commonprefix([before, whole])) :]  # noqa: RUF071
+        written = whole.removeprefix(before)
+        if written == whole:
+            # The generation prompt says more than the history keeps of it, or the beginning changes from turn to turn.
+            opening = before.removeprefix(self.text(user, tools=tools))
+            while opening and opening not in whole:
+                opening = opening[:-1]
+            written = whole.rpartition(opening)[2] if opening else whole
         return written.partition(self._tokenizer.eos_token)[0] if self._tokenizer.eos_token else written
 
-    def format(self) -> Format:
-        """What the template writes for each kind of reply."""
+    def format(self, *, thinks: bool) -> Format:
+        """What the template writes for each kind of reply; `thinks`: every reply begins with reasoning, where the template writes it."""
 
         def message(content: str, reasoning: str | None = None, calls: list[dict[str, Any]] | None = None) -> Message:
             extra: Message = {} if reasoning is None else {"reasoning_content": reasoning, "reasoning": reasoning}
             return {"role": "assistant", "content": content, **extra, **({"tool_calls": calls} if calls else {})}
 
-        one = self.reply(message("", calls=[call_of("ls")]), tools=True)
-        one = one if one and "ls" in one else None
         thought = self.reply(message(ANSWER, THOUGHT))
-        writes = thought is not None and THOUGHT in thought
-        draft = one and self.reply(message("", f"Perhaps {call_of_text(one, 'touch BAD')}", [call_of("ls")]), tools=True)
+        thought = thought if thought is not None and THOUGHT in thought else None
+        first = THOUGHT if thinks and thought is not None else None
+        one = self.reply(message("", first, [call_of("uptime")]), tools=True)
+        one = one if one and "uptime" in one else None
+        bare = one and self.reply(message("", calls=[call_of("uptime")]), tools=True)
+        draft = bare and self.reply(message("", f"Perhaps {call_of_text(bare, 'touch BAD')}", [call_of("uptime")]), tools=True)
         return Format(
-            answer=self.reply(message(ANSWER)),
+            answer=self.reply(message(ANSWER, first)),
             call=one,
-            calls=one and self.reply(message("", calls=[call_of("ls"), call_of("pwd", 2)]), tools=True),
-            thought=thought if writes else None,
-            drafted=draft if writes and draft and "touch BAD" in draft else None,
+            calls=one and self.reply(message("", first, [call_of("uptime"), call_of("whoami", 2)]), tools=True),
+            thought=thought,
+            drafted=draft if thought is not None and draft and "touch BAD" in draft else None,
         )
 
 
 def call_of_text(written: str, command: str) -> str:
     """A written call with another command."""
-    return written.strip().replace("ls", command)
+    return written.strip().replace("uptime", command)

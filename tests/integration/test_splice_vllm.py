@@ -280,6 +280,33 @@ async def test_parallel_requests_of_one_session(rig: EdgeRig) -> None:
         assert len({re.search(r"number (\d)", rig.prompt(call))[1] for call in calls}) == 1  # type: ignore[index]
 
 
+@pytest.mark.parametrize("place", ["block", "string", "chat", "another program"])
+async def test_a_nonce_in_the_system_prompt(rig: EdgeRig, place: str) -> None:
+    """m8: Claude Code's billing line changes nothing, wherever it stands; any other is a fork that shows the first differing token."""
+    dialect, session = "chat" if place in ("chat", "another program") else "messages", f"nonce-{place}".replace(" ", "-")
+    talk = Talk(rig, session, dialect, False, tools=False)
+
+    async def ask(nonce: str) -> Said:
+        line = f"x-anthropic-billing-header: cc_version=2.1.1; cch={nonce};"
+        if place == "another program":
+            line = f"request-id: {nonce}"
+        talk.system = f"{line}\nYou change files."
+        blocks = [{"type": "text", "text": line}, {"type": "text", "text": "You change files."}]
+        return await talk.ask(**({"system": blocks} if place == "block" else {}))
+
+    talk.user("letters")
+    talk.keep(await ask("36ee5"))
+    talk.user("go on")
+    await ask("0aaa9")
+    one, two = rig.calls(session)
+    assert one.conversation == two.conversation
+    if place != "another program":
+        assert (two.splice, continues(one, two)) == ("spliced", True) and "billing" not in rig.prompt(two)
+        return
+    assert two.splice == "fork" and two.reason is not None
+    assert two.reason.startswith("the system message changed (token ") and "36ee5" in two.reason and "0aaa9" in two.reason
+
+
 THINKING = TEMPLATE.replace(
     "{{ message.content or '' }}",
     "{% set thought = message.reasoning_content or message.reasoning %}"

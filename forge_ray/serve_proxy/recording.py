@@ -350,10 +350,10 @@ class Recorder:
         }
         try:
             await self.log.append(event)
-        except BaseException as error:
+        except BaseException as cause:
             # Not in the log: no later prompt may name it as its parent.
             self.index.lost(call.context.session, call.id, status)
-            call.context.unrecorded = isinstance(error, CallLogError)
+            call.context.unrecorded = isinstance(cause, CallLogError)
             raise
         finally:
             call.done.set()

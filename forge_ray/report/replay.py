@@ -55,7 +55,7 @@ def replay(
         yield f"   trained: {'yes' if chosen else f'no, {untrained(call, weights)}'}"
         yield f"   {'place':>7}  mask  {'id':>7}  {'logprob':>9}  {'version':>8}  text"
         if shared:
-            yield f"   {f'0–{shared - 1}':>7}  0     as in call {numbers[str(call.parent)]}"
+            yield f"   {f'0–{shared - 1}':>7}  0     as in call {numbers.get(call.parent or '')}"
         yield from _prompt(new, shared, decode, full)
         yield from _sampled(call, decode, "1" if chosen else "0")
     if not calls:
@@ -102,6 +102,7 @@ def _spawner(call: Call, numbers: Mapping[str, int]) -> str:
 
 
 def _splice(call: Call, numbers: Mapping[str, int]) -> str:
-    parent = f" with call {numbers[call.parent]}" if call.parent in numbers and call.shared else ""
+    before = numbers.get(call.parent or "")
+    parent = f" with call {before}" if before and call.shared else ""
     reason = f" ({visible(call.reason)})" if call.reason else ""
     return f"{call.splice}{reason}, shares {call.shared} tokens{parent}" if parent else f"{call.splice}{reason}"

@@ -4,8 +4,9 @@ Inside there are the host's system directories (read-only), the workspace at the
 private `/tmp` and `/dev/shm` on disk, and what a command names as visible; nothing else of the host: not the run, not the task's
 tests or solution, not other rollouts (where they lie below a system directory they are covered up). The command is the init of its
 own process table, so its end is the end of everything it started, and the kernel lets bubblewrap see that end only afterwards; the
-table dies with bubblewrap, and bubblewrap with the process that started it. Capabilities are dropped, also for root. The network is
-the host's, since the proxy listens on its loopback.
+table dies with bubblewrap, and bubblewrap with the process that started it. Capabilities are dropped, also for root, and what root
+could do without them to the kernel's switches and the system's secrets is barred (`masking`). The network is the host's, since the
+proxy listens on its loopback.
 
 Bubblewrap follows the thread that starts it: start it from a thread that lives as long as the sandbox (an event loop's).
 """
@@ -20,6 +21,7 @@ import sys
 import tempfile
 from collections.abc import Mapping, Sequence
 
+from forge_ray.sandboxes import masking
 from forge_ray.sandboxes.processes import MARKER
 
 HOME = "/home/agent"
@@ -28,6 +30,17 @@ SYSTEM = ("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt",
 
 _NAMESPACES = ("--unshare-pid", "--unshare-ipc", "--unshare-uts", "--hostname", "sandbox")
 _HARDENED = (*_NAMESPACES, "--die-with-parent", "--as-pid-1", "--cap-drop", "ALL")
+
+
+_PROBE = """
+[ $$ = 1 ] || { echo no process table of its own >&2; exit 1; }
+: > /workspace/written || { echo the workspace cannot be written >&2; exit 1; }
+if (: > /usr/.forge-ray-probe) 2>/dev/null; then echo the system can be written >&2; exit 1; fi
+for switch in /proc/sys/kernel/core_pattern /proc/sys/vm/overcommit_memory /proc/sys/fs/file-max /proc/sysrq-trigger; do
+  if (: >> $switch) 2>/dev/null; then echo $switch can be written >&2; exit 1; fi
+done
+"""
+"""Opens, and writes nothing but one file of the workspace."""
 
 
 class Unavailable(Exception):
@@ -46,7 +59,7 @@ def probe() -> tuple[str, ...]:
         for extra in ((), ("--unshare-user",)):
             base = (program, *_HARDENED, *extra)
             options = arguments({folder: "/workspace"}, shm=folder, cwd="/workspace", visible=())
-            command = [*base, *options, "sh", "-c", "test $$ = 1 && : > /workspace/written && ! (: > /usr/.forge-ray-probe)"]
+            command = [*base, *options, "sh", "-c", _PROBE]
             try:
                 done = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, timeout=60, check=False)
             except (OSError, subprocess.TimeoutExpired) as error:
@@ -76,7 +89,8 @@ def _system() -> tuple[str, ...]:
     resolver = os.path.realpath("/etc/resolv.conf")
     if not _is_system(resolver) and os.path.isfile(resolver):
         options += ["--ro-bind", resolver, resolver]
-    return (*options, "--proc", "/proc", "--dev", "/dev", "--dir", "/run", "--dir", "/var", "--symlink", "/tmp", "/var/tmp")
+    options += ["--proc", "/proc", *masking.kernel(), "--dev", "/dev"]
+    return (*options, "--dir", "/run", "--dir", "/var", "--symlink", "/tmp", "/var/tmp")
 
 
 def _is_system(path: str) -> bool:
@@ -92,7 +106,7 @@ def interpreter() -> tuple[str, ...]:
 def arguments(binds: Mapping[str, str], *, shm: str, cwd: str, visible: Sequence[str], hidden: Sequence[str] = ()) -> list[str]:
     """Options of one command: `binds` maps host directories to their places inside (writable), `shm` becomes /dev/shm. `hidden` directories
     are empty inside where they lie below a visible one (a run or a checkout below /opt or /usr)."""
-    options = list(_system())
+    options = [*_system(), *masking.secrets()]
     for path in dict.fromkeys(os.path.realpath(path) for path in hidden):
         if _is_system(path) and os.path.isdir(path):
             options += ["--tmpfs", path]

@@ -25,7 +25,7 @@ class Outcome(StrEnum):
     ENGINE = "engine"
     """The inference engine failed or was lost under a call."""
     VERIFIER = "verifier"
-    """The verifier crashed, timed out, or left no valid reward."""
+    """The verifier crashed, timed out, or left no valid reward (numbers, each of at most 1e12 either way)."""
     TASK = "task"
     """The task itself is broken (unreadable, unsupported, no test)."""
 

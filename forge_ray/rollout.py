@@ -6,6 +6,7 @@ is told about it. Neither holds a token: those are in the call log, under `Rollo
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Literal
 
 from pydantic import BaseModel, ConfigDict, Field
@@ -13,6 +14,19 @@ from pydantic import BaseModel, ConfigDict, Field
 from forge_ray.outcome import Outcome
 
 Purpose = Literal["train", "eval"]
+
+MAX_REWARD = 1e12
+"""Largest magnitude of a number that a verifier may give: its square, and sums of it, still fit a double and a float32."""
+
+
+def usable(number: float | None) -> bool:
+    """Whether statistics may be made of a verifier's number: it is there, and neither NaN, infinite nor beyond `MAX_REWARD`."""
+    return number is not None and abs(number) <= MAX_REWARD
+
+
+def usable_of(numbers: Iterable[float | None]) -> list[float]:
+    """The `usable` ones, in order."""
+    return [number for number in numbers if number is not None and usable(number)]
 
 
 class RolloutRequest(BaseModel):

@@ -83,8 +83,12 @@ def mean_ci(values: Iterable[float]) -> tuple[float | None, float | None]:
     numbers = [value for value in values if math.isfinite(value)]
     if not numbers:
         return None, None
+    # In units of a power of two about the largest of them: exact, and no sum or square of numbers near a double's end overflows.
+    unit = 2.0 ** max(0, math.frexp(max(map(abs, numbers)))[1] - 500)
+    numbers = [value / unit for value in numbers]
     mean = math.fsum(numbers) / len(numbers)
     if len(numbers) == 1:
-        return mean, None
+        return mean * unit, None
     variance = math.fsum((value - mean) ** 2 for value in numbers) / (len(numbers) - 1)
-    return mean, student_quantile(len(numbers) - 1) * math.sqrt(variance / len(numbers))
+    half = student_quantile(len(numbers) - 1) * math.sqrt(variance / len(numbers)) * unit
+    return mean * unit, half if math.isfinite(half) else None

@@ -1,6 +1,6 @@
 """What a verifier leaves behind: the reward files of Harbor's contract, parsed strictly.
 
-`reward.json` (a flat object of finite numbers; `true` is 1.0) wins over `reward.txt` (one finite number, named `reward`). A malformed
+`reward.json` (a flat object of numbers of at most `MAX_REWARD`, 1e12, either way; `true` is 1.0) wins over `reward.txt` (one finite number, named `reward`). A malformed
 `reward.json` does not fall back to `reward.txt`. There is no default: whatever is not a valid reward is a typed `VerifierError`,
 and the rollout ends in outcome `verifier`. The exit status of `test.sh` says nothing.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_ray.errors import ForgeRayError
+from forge_ray.rollout import MAX_REWARD, usable
 
 MAX_BYTES = 1 << 20
 """Largest reward file that is read."""
@@ -54,6 +55,10 @@ class RewardNotANumber(VerifierError):
 
 class RewardNotFinite(VerifierError):
     """NaN, an infinity, or a number beyond a double."""
+
+
+class RewardTooLarge(VerifierError):
+    """A number whose magnitude is above `MAX_REWARD`: no statistics can be made of it."""
 
 
 class RewardAmbiguous(VerifierError):
@@ -135,6 +140,8 @@ def _from_json(content: bytes) -> Rewards:
     for key, number in value.items():
         if not isinstance(number, int | float):  # a bool is an int
             raise RewardNotANumber(f"reward.json: {key!r} is {_short(number)} and not a number")
+        if any("\ud800" <= letter <= "\udfff" for letter in key):
+            raise RewardMalformed(f"reward.json: the name {key!r} is no text")
         rewards[key] = _finite("reward.json", key, number)
     if "reward" in rewards:
         return Rewards(rewards["reward"], rewards)
@@ -150,6 +157,8 @@ def _finite(file: str, key: str, value: float) -> float:
         number = math.inf
     if not math.isfinite(number):
         raise RewardNotFinite(f"{file}: {key!r} is {_short(value)}")
+    if not usable(number):
+        raise RewardTooLarge(f"{file}: {key!r} is {_short(value)}, beyond {MAX_REWARD:g}")
     return number
 
 

@@ -7,10 +7,11 @@ samples or tokens a trajectory became plays no part. A group that says nothing (
 
 from __future__ import annotations
 
-import math
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass
+
+from forge_ray.rollout import usable, usable_of
 
 EPSILON = 1e-6
 """Added to the standard deviation, in units of reward."""
@@ -22,7 +23,7 @@ class GroupAdvantage:
 
     advantages: list[float]
     trained: list[bool]
-    """False: an invalid reward (None, NaN, infinite), or every one of a degenerate group."""
+    """False: an invalid reward (not `rollout.usable`), or every one of a degenerate group."""
     mean: float | None
     """Baseline; None without a valid reward."""
     std: float | None
@@ -35,7 +36,7 @@ class GroupAdvantage:
 
 def group_advantage(rewards: Sequence[float | None], *, normalize_std: bool = True, epsilon: float = EPSILON) -> GroupAdvantage:
     """Advantage (r_i - mean) / (std + epsilon) of each trajectory; without `normalize_std` the centred reward alone."""
-    valid = [reward for reward in rewards if reward is not None and math.isfinite(reward)]
+    valid = usable_of(rewards)
     mean = statistics.fmean(valid) if valid else None
     std = statistics.stdev(valid) if len(valid) > 1 else None
     # Equal up to rounding is equal: dividing 1e-17 by itself would make a full-sized advantage of it.
@@ -43,6 +44,6 @@ def group_advantage(rewards: Sequence[float | None], *, normalize_std: bool = Tr
     if mean is None or std is None or not spread:
         return GroupAdvantage([0.0] * len(rewards), [False] * len(rewards), mean, std)
     scale = std + epsilon if normalize_std else 1.0
-    trained = [reward is not None and math.isfinite(reward) for reward in rewards]
+    trained = [usable(reward) for reward in rewards]
     advantages = [(reward - mean) / scale if ok and reward is not None else 0.0 for reward, ok in zip(rewards, trained, strict=True)]
     return GroupAdvantage(advantages, trained, mean, std)

@@ -1,7 +1,7 @@
 """The step batch: groups of finished rollouts become one table of samples, with advantage and weight per token.
 
 `build_step` takes the groups whole, as they were admitted; who is left out because of its outcome was decided before. What is still
-caught here: a rollout without a finite reward never counts (an infrastructure failure is not a reward of 0), a rollout of evaluation
+caught here: a rollout without a usable reward never counts (an infrastructure failure is not a reward of 0), a rollout of evaluation
 or one that stands twice in the batch is refused.
 
 Rows of a degenerate group stay in the table with weight 0, so that the file tells what happened; the learner skips them.
@@ -9,7 +9,6 @@ Rows of a degenerate group stay in the table with weight 0, so that the file tel
 
 from __future__ import annotations
 
-import math
 import random
 import statistics
 from collections import defaultdict
@@ -23,7 +22,7 @@ import pyarrow as pa
 from forge_ray.config import Train
 from forge_ray.errors import ForgeRayError
 from forge_ray.outcome import RATED
-from forge_ray.rollout import RolloutRecord
+from forge_ray.rollout import RolloutRecord, usable, usable_of
 from forge_ray.trajectories import credit
 from forge_ray.trajectories.advantage import group_advantage
 from forge_ray.trajectories.builders import BUILDERS
@@ -58,7 +57,7 @@ class StepBatch:
     stats: dict[str, Any] = field(default_factory=dict)
     """Numbers for the metrics line, and one text.
 
-    Counts: `groups`, `groups_degenerate`, `rollouts`, `rollouts_invalid` (no finite reward), `rollouts_untrained` (valid, without
+    Counts: `groups`, `groups_degenerate`, `rollouts`, `rollouts_invalid` (no usable reward), `rollouts_untrained` (valid, without
     a trainable token), `rollouts_trained`, `calls`, `calls_trained`, `samples`, `tokens` (of the rows in the loss),
     `tokens_trained` (those with weight). Means, absent where there is nothing to average: `reward_mean`, `reward_std` over valid
     rollouts, `reward/<name>` of each further number of the verifier over the rollouts that have it, `samples_per_rollout` over
@@ -111,8 +110,8 @@ def build_step(groups: Sequence[Group], config: Train, *, version: int | None = 
         stats["reward_mean"] = statistics.fmean(valid)
         stats["reward_std"] = statistics.pstdev(valid)
     for name, numbers in sorted(named.items()):
-        if name != "reward" and any(math.isfinite(number) for number in numbers):
-            stats[f"reward/{name}"] = statistics.fmean(number for number in numbers if math.isfinite(number))
+        if name != "reward" and (numbers := usable_of(numbers)):
+            stats[f"reward/{name}"] = statistics.fmean(numbers)
     table = step_table(rows)
     if version is not None:
         stats["staleness_max"], stats["staleness_mean"] = staleness(table, version)
@@ -120,8 +119,8 @@ def build_step(groups: Sequence[Group], config: Train, *, version: int | None = 
 
 
 def reward_of(record: RolloutRecord) -> float | None:
-    """The terminal reward that may enter group statistics: None unless the outcome is rated and the number finite."""
-    if record.outcome not in RATED or record.reward is None or not math.isfinite(record.reward):
+    """The terminal reward that may enter group statistics: None unless the outcome is rated and the number `usable`."""
+    if record.outcome not in RATED or not usable(record.reward):
         return None
     return record.reward
 

@@ -29,7 +29,7 @@ def test_without_the_standard_deviation() -> None:
     assert group_advantage([3, 1, 2], normalize_std=False).advantages == [1, -1, 0]
 
 
-@pytest.mark.parametrize("rewards", [[1], [1, 1], [], [1, NAN], [NAN, NAN], [0, 0, 0], [1, None], [None], [1, math.inf], [0.1 + 0.2, 0.3]])
+@pytest.mark.parametrize("rewards", [[1], [1, 1], [], [1, NAN], [NAN, NAN], [0, 0, 0], [1, None], [None], [1, math.inf], [0.1 + 0.2, 0.3], [1, 1e308], [1e308] * 4])
 @pytest.mark.parametrize("normalize", [True, False])
 def test_a_group_that_says_nothing_is_masked_zeros(rewards: list[float | None], normalize: bool) -> None:
     result = group_advantage(rewards, normalize_std=normalize)
@@ -45,6 +45,14 @@ def test_an_invalid_reward_is_left_out_of_the_statistics_not_counted_as_zero() -
     assert result.mean == 0.5 and result.std == pytest.approx(root)
     assert result.advantages == pytest.approx([0.5 / root, 0, -0.5 / root, 0])
     assert result.trained == [True, False, True, False]
+    assert group_advantage([1, -1e308, 0, 1e13], epsilon=0) == result
+
+
+def test_the_largest_rewards_that_a_verifier_may_give() -> None:
+    result = group_advantage([1e12, -1e12, 0], epsilon=0)
+    assert result.advantages == [1, -1, 0] and result.std == 1e12
+    small = group_advantage([1e12, 1e12 - 1e6, 1e12], epsilon=0)
+    assert small.advantages == pytest.approx([1 / math.sqrt(3), -2 / math.sqrt(3), 1 / math.sqrt(3)])
 
 
 def test_a_reward_on_the_mean_is_trained_with_advantage_zero() -> None:

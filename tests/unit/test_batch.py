@@ -62,7 +62,7 @@ def test_a_token_gets_discount_kind_weight_and_advantage_of_its_call() -> None:
     assert step.stats["calls"] == 5 and step.stats["calls_trained"] == 4
 
 
-@pytest.mark.parametrize("rewards", [[1], [1, 1], [1, None], [1, math.nan]])
+@pytest.mark.parametrize("rewards", [[1], [1, 1], [1, None], [1, math.nan], [1, 1e308]])
 def test_a_degenerate_group_is_kept_with_weight_zero_and_counted(rewards: list[float | None]) -> None:
     step = built([make_rollout(f"{n}.0", reward) for n, reward in enumerate(rewards)], [])
     assert step.stats["groups"] == 2 and step.stats["groups_degenerate"] == 2
@@ -70,7 +70,7 @@ def test_a_degenerate_group_is_kept_with_weight_zero_and_counted(rewards: list[f
     for row in step.table.to_pylist():
         assert row["advantage"] == row["weight"] == [0] * len(row["ids"])
         assert any(row["mask"]), "the file still tells what was sampled"
-    assert step.table.num_rows == sum(reward is not None and reward == reward for reward in rewards)
+    assert step.table.num_rows == sum(reward == 1 for reward in rewards)
 
 
 @pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome not in ("ok", "truncated")])
@@ -99,10 +99,12 @@ def test_rewards_by_name_are_averaged_over_those_that_have_them() -> None:
         make_rollout("b.0", 0, rewards={"reward": 0, "format": 1}),
         make_rollout("c.0", 1),
         make_rollout("d.0", None, rewards={"format": 1}),
+        make_rollout("e.0", 1e308, rewards={"format": 1}),
+        make_rollout("f.0", 0, rewards={"format": -1e308}),
     ]
     stats = built(group).stats
     assert stats["reward/format"] == 0.5 and "reward/reward" not in stats
-    assert stats["reward_mean"] == pytest.approx(2 / 3)
+    assert stats["reward_mean"] == 0.5 and stats["reward_std"] == 0.5
 
 
 def test_the_same_rollouts_give_the_same_table_in_whatever_order_the_log_gave_the_calls() -> None:

@@ -12,7 +12,7 @@ from forge_ray.tasks.verifier import MAX_BYTES, Rewards, VerifierError, parse_re
 
 
 @pytest.mark.parametrize(
-    ("text", "reward"), [("1", 1.0), ("0\n", 0.0), (" -0.5 \n", -0.5), ("1e-3", 1e-3), (".25", 0.25), ("3.", 3.0), ("\ufeff1\n", 1.0)]
+    ("text", "reward"), [("1", 1.0), ("0\n", 0.0), (" -0.5 \n", -0.5), ("1e-3", 1e-3), (".25", 0.25), ("3.", 3.0), ("-1e12", -1e12), ("\ufeff1\n", 1.0)]
 )
 def test_one_number_in_reward_txt(tmp_path: Path, text: str, reward: float) -> None:
     (tmp_path / "reward.txt").write_text(text)
@@ -62,6 +62,10 @@ def test_named_numbers_in_reward_json(tmp_path: Path, text: str, reward: float, 
         ("reward.json", '{"reward": 1, "x": -Infinity}', verifier.RewardNotFinite),
         ("reward.json", '{"reward": 1e999}', verifier.RewardNotFinite),
         ("reward.json", '{"reward": ' + "9" * 400 + "}", verifier.RewardNotFinite),
+        ("reward.txt", "1e308", verifier.RewardTooLarge),
+        ("reward.txt", "-1.01e12", verifier.RewardTooLarge),
+        ("reward.json", '{"reward": 1, "x": 1e13}', verifier.RewardTooLarge),
+        ("reward.json", '{"reward": 1, "\\ud800": 1}', verifier.RewardMalformed),
         ("reward.json", '{"a": 1, "b": 2}', verifier.RewardAmbiguous),
     ],
 )

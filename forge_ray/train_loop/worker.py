@@ -117,7 +117,7 @@ def _train(settings: dict[str, Any]) -> None:
         got: Any = ray.get(exchange.get_step.remote(step, rank))
         if got == CLOSED:
             return
-        rows = _rows(got["ref"])
+        rows = share(got["ref"])
         began = time.time()
         metrics = grpo_step(
             wrapped, optimizer, rows, config, step, reference=reference, history=history, device=device, ranks=ranks, autocast=autocast
@@ -129,16 +129,21 @@ def _train(settings: dict[str, Any]) -> None:
             save(step + 1, optimizer, metrics)
 
 
-def _rows(ref: list[Any]) -> list[Any]:
-    """The rank's share of a step batch: a Ray Dataset of one block, without prefetching (a dataset per step must cost milliseconds)."""
+def share(refs: list[Any]) -> list[Any]:
+    """The rank's share of a step batch, out of `refs` (ObjectRefs of Arrow tables): rows of a Ray Dataset.
+
+    Everything of it happens in this process. A Dataset made of the references themselves asks for a whole CPU to look at each table, which
+    a small cluster whose CPUs are taken never has; and a dataset per step must cost milliseconds, so nothing is prefetched.
+    """
     import pyarrow
+    import ray
     import ray.data
 
     from forge_ray.train_loop import forward
     from forge_ray.trajectories.schema import conform
 
     ray.data.DataContext.get_current().enable_progress_bars = False
-    dataset = ray.data.from_arrow_refs(ref)
+    dataset = ray.data.from_blocks(ray.get(refs))
     tables = list(dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0))
     return forward.rows(conform(pyarrow.concat_tables(tables))) if tables else []
 

@@ -49,7 +49,7 @@ class Head:
         # Ray's sockets lie below it: its path must be short.
         self.temporary = Path(tempfile.mkdtemp(prefix="frh", dir="/tmp"))
         gcs, self.dashboard, *others = free_ports(5)
-        start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={gcs}", "--num-cpus=4"]
+        start = [sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block", f"--port={gcs}", "--num-cpus=2"]
         start += [
             f"--dashboard-port={self.dashboard}",
             "--dashboard-host=127.0.0.1",

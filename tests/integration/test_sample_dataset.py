@@ -18,19 +18,28 @@ def table(cluster: None):
     return batch.build_step([[make_rollout(f"r{n}.0", n % 2, samples=2) for n in range(4)]], Train()).table
 
 
-def test_a_share_read_as_a_dataset_has_the_same_rows(table) -> None:
-    import ray.data
+def test_a_share_has_the_same_rows_and_needs_no_cpu(table) -> None:
+    """Where the train worker and the replicas have taken a small cluster's CPUs there is none left for a task of Ray Data."""
+    import ray
 
-    shares = batch.split(table, 2)
-    for share in shares:
-        reference: Any = ray.put(share)
-        blocks = list(ray.data.from_arrow_refs([reference]).iter_batches(batch_format="pyarrow", batch_size=None))
-        read = [row for block in blocks for row in forward.rows(schema.conform(block))]
-        made = forward.rows(share)
-        assert [(row.name, row.ids.tolist(), row.advantages.tolist()) for row in read] == [
-            (row.name, row.ids.tolist(), row.advantages.tolist()) for row in made
-        ]
-        assert len(made) == 4
+    from forge_ray.train_loop import worker
+
+    @ray.remote(num_cpus=0)
+    def read(refs: list[Any]) -> list[Any]:
+        return worker.share(refs)
+
+    free = ray.util.placement_group([{"CPU": ray.available_resources()["CPU"]}])  # type: ignore[attr-defined]
+    ray.get(free.ready(), timeout=60)
+    try:
+        for part in batch.split(table, 2):
+            reference: Any = ray.put(part)
+            rows, made = ray.get(read.remote([reference]), timeout=120), forward.rows(part)
+            assert [(row.name, row.ids.tolist(), row.advantages.tolist()) for row in rows] == [
+                (row.name, row.ids.tolist(), row.advantages.tolist()) for row in made
+            ]
+            assert len(made) == 4
+    finally:
+        ray.util.remove_placement_group(free)  # type: ignore[attr-defined]
 
 
 def test_a_column_that_is_null_throughout_the_first_file_keeps_its_type(table, tmp_path: Path) -> None:

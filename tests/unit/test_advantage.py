@@ -29,7 +29,10 @@ def test_without_the_standard_deviation() -> None:
     assert group_advantage([3, 1, 2], normalize_std=False).advantages == [1, -1, 0]
 
 
-@pytest.mark.parametrize("rewards", [[1], [1, 1], [], [1, NAN], [NAN, NAN], [0, 0, 0], [1, None], [None], [1, math.inf], [0.1 + 0.2, 0.3], [1, 1e308], [1e308] * 4])
+@pytest.mark.parametrize(
+    "rewards",
+    [[1], [1, 1], [], [1, NAN], [NAN, NAN], [0, 0, 0], [1, None], [None], [1, math.inf], [0.1 + 0.2, 0.3], [1, 1e308], [1e308] * 4],
+)
 @pytest.mark.parametrize("normalize", [True, False])
 def test_a_group_that_says_nothing_is_masked_zeros(rewards: list[float | None], normalize: bool) -> None:
     result = group_advantage(rewards, normalize_std=normalize)

@@ -12,7 +12,8 @@ from forge_ray.tasks.verifier import MAX_BYTES, Rewards, VerifierError, parse_re
 
 
 @pytest.mark.parametrize(
-    ("text", "reward"), [("1", 1.0), ("0\n", 0.0), (" -0.5 \n", -0.5), ("1e-3", 1e-3), (".25", 0.25), ("3.", 3.0), ("-1e12", -1e12), ("\ufeff1\n", 1.0)]
+    ("text", "reward"),
+    [("1", 1.0), ("0\n", 0.0), (" -0.5 \n", -0.5), ("1e-3", 1e-3), (".25", 0.25), ("3.", 3.0), ("-1e12", -1e12), ("\ufeff1\n", 1.0)],
 )
 def test_one_number_in_reward_txt(tmp_path: Path, text: str, reward: float) -> None:
     (tmp_path / "reward.txt").write_text(text)

@@ -1,8 +1,8 @@
 """What a verifier leaves behind: the reward files of Harbor's contract, parsed strictly.
 
 `reward.json` (a flat object of numbers of at most `MAX_REWARD`, 1e12, either way; `true` is 1.0) wins over `reward.txt` (one such number,
-named `reward`). A malformed `reward.json` does not fall back to `reward.txt`. There is no default: whatever is not a valid reward is a typed `VerifierError`,
-and the rollout ends in outcome `verifier`. The exit status of `test.sh` says nothing.
+named `reward`). A malformed `reward.json` does not fall back to `reward.txt`. There is no default: whatever is not a valid reward is a
+typed `VerifierError`, and the rollout ends in outcome `verifier`. The exit status of `test.sh` says nothing.
 """
 
 from __future__ import annotations

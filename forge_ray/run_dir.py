@@ -12,6 +12,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forge_ray.errors import ForgeRayError
+
 
 @dataclass(frozen=True)
 class RunDir:
@@ -119,8 +121,19 @@ def write_json(path: Path, value: Any, *, mode: int = 0o644) -> None:
     write_atomic(path, json.dumps(value, indent=2, allow_nan=False) + "\n", mode=mode)
 
 
+class RunDamaged(ForgeRayError):
+    """A file of the run directory does not hold what it should; the message names it."""
+
+
 def read_state(run: RunDir) -> dict[str, Any]:
-    return json.loads(run.state.read_text())
+    """`state.json`. Raises `RunDamaged`."""
+    try:
+        state = json.loads(run.state.read_text())
+        if not isinstance(state["incarnation"], int) or not bytes.fromhex(state["secret"]):
+            raise ValueError("no number and no key")
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise RunDamaged(f"{run.state} is damaged ({error}): put it back from a copy") from None
+    return state
 
 
 def next_incarnation(run: RunDir) -> int:

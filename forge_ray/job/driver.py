@@ -67,6 +67,7 @@ class Driver:
         """Group index → its records with their calls, once complete."""
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
+        self._follower: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._offered: int | None = None
         """Step whose batch the trainer has."""
@@ -86,7 +87,7 @@ class Driver:
 
     async def first_weights(self) -> None:
         """Wait for the trainer's first weights (after SFT, or of the checkpoint) and bring them into the replicas."""
-        self._spawn(self._follow_trainer())
+        self._follower = self._spawn(self._follow_trainer())
         while self.version is None:
             await self._wait()
 
@@ -114,6 +115,7 @@ class Driver:
                 await self.evaluate(f"step-{self.version}")
             self._admit()
             await self._offer_batch()
+            self._refuse_to_wait_for_nothing()
             await self._wait()
         await self._exchange.close.remote()
         await self._trainer.wait()
@@ -162,6 +164,16 @@ class Driver:
             if self._in_flight >= limit or not room or scheduler.claimed >= train.steps * train.groups_per_step:
                 return
             scheduler.admit_group()
+
+    def _refuse_to_wait_for_nothing(self) -> None:
+        """Stop a run that nothing would ever wake up: no batch is out, nothing runs or is queued, and nothing more may be admitted."""
+        if self._offered == self.version or self._wake.is_set() or self._tasks - {self._follower} or self._scheduler.waiting:
+            return
+        ready, scheduler, train = len(self._scheduler.ready()), self._scheduler, self.config.train
+        raise RunFailed(
+            f"step {self.version} cannot be filled: {ready} of its {train.groups_per_step} groups are ready, nothing runs, and no group "
+            f"may be admitted ({scheduler.claimed} are, {scheduler.accepted} rollouts ended): the stored rollouts do not fit the config"
+        )
 
     async def _rollout(self, request: Any) -> None:
         try:
@@ -351,10 +363,11 @@ class Driver:
 
     # ---- tasks and failures ----
 
-    def _spawn(self, work: Any) -> None:
+    def _spawn(self, work: Any) -> asyncio.Task[None]:
         task = asyncio.create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)

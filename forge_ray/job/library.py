@@ -11,16 +11,20 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge_ray.rollout import RolloutRecord
-from forge_ray.run_dir import RunDir
+from forge_ray.run_dir import RunDamaged, RunDir
 
 if TYPE_CHECKING:
     from forge_ray.trajectories.call import Call
 
 
 def records(run: RunDir) -> Iterator[RolloutRecord]:
-    """Every finished rollout, by path name."""
+    """Every finished rollout, by path name. Raises `RunDamaged`."""
     for file in sorted(run.rollouts.glob("*/result.json")):
-        yield RolloutRecord.model_validate_json(file.read_text())
+        try:
+            yield RolloutRecord.model_validate_json(file.read_bytes())
+        except ValueError as error:
+            problem = " ".join(str(error).split())[:200]
+            raise RunDamaged(f"{file} is damaged ({problem}): remove it, and the rollout is made again") from None
 
 
 class Recordings:

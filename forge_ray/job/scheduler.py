@@ -1,7 +1,7 @@
 """Which rollouts are wanted, which have come, which groups can be trained: a state machine without Ray and without a clock.
 
 A group is `train.group_size` rollouts of one (task, harness) pair. Group g's pair follows from the seed alone, so a resumed run
-goes on with the same pairs. Invariants:
+goes on with the same pairs; a group that has begun keeps its own, which its records tell. Invariants:
 
 - a group is admitted whole; `admitted − finished` counts what is queued or running;
 - each slot of a group ends exactly once: with a record that is trained, or dropped after its retries;
@@ -48,7 +48,7 @@ class Group:
 
     @property
     def complete(self) -> bool:
-        return self.ended == self.size
+        return self.ended >= self.size
 
     @property
     def records(self) -> list[RolloutRecord]:
@@ -107,7 +107,7 @@ class Scheduler:
                 by_group.setdefault(record.group, []).append(record)
         self._next = max([-1, *by_group, *trained]) + 1
         for index in range(self._next):
-            group = self._group(index)
+            group = self._begun(index, by_group.get(index, []))
             for record in sorted(by_group.get(index, []), key=lambda r: r.attempt):
                 self._take_in(group, record)
             self.accepted += group.ended
@@ -181,6 +181,16 @@ class Scheduler:
     def _group(self, index: int) -> Group:
         task, harness = pair(index, self._tasks, self._harnesses, self._config.seed)
         return Group(index, task, harness, self._config.train.group_size)
+
+    def _begun(self, index: int, records: list[RolloutRecord]) -> Group:
+        """Group `index` with the pair that its records have; the task's place is today's, where there still is such a task."""
+        group = self._group(index)
+        if records:
+            first = records[0]
+            here = {task.name: task for task in self._tasks}
+            group.task = here.get(first.task_name, TaskRef(first.task_name, first.task))
+            group.harness = first.harness
+        return group
 
     def _admit(self, request: RolloutRequest, *, first: bool = False) -> None:
         self.running += 1

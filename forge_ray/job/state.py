@@ -18,6 +18,7 @@ import yaml
 
 from forge_ray.config import Config, load
 from forge_ray.errors import UserError
+from forge_ray.job import schedule_print
 from forge_ray.run_dir import RunDir, write_atomic, write_json
 
 log = logging.getLogger(__name__)
@@ -55,7 +56,10 @@ def reopen(where: str, runs: str | None = None) -> tuple[Config, RunDir]:
     if not run.config.is_file() or not run.state.is_file():
         raise UserError(f"{where} is no run directory (no config.yaml and state.json in it)", where="--resume", fix="give <runs>/<name>")
     _hold(run)
-    return load(run.config), run.create()
+    config = load(run.config)
+    # Before anything is started; what only the inputs tell is compared when they are there.
+    schedule_print.check(run, schedule_print.of_config(config))
+    return config, run.create()
 
 
 def _hold(run: RunDir) -> None:

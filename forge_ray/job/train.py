@@ -11,7 +11,7 @@ import logging
 from pathlib import Path
 
 from forge_ray.config import Config
-from forge_ray.job import library
+from forge_ray.job import library, schedule_print
 from forge_ray.job.driver import Driver
 from forge_ray.job.runtime import Runtime, one_line
 from forge_ray.job.sources import resolve
@@ -64,6 +64,7 @@ async def _bring_up(
     with phases.phase("inputs"):
         progress.phase("inputs", "model and tasks")
         model, (tasks, heldout) = await asyncio.gather(runtime.model(), runtime.tasks())
+        schedule_print.keep(run, schedule_print.of_config(config) | schedule_print.of_tasks(tasks, heldout))
         progress.done("inputs", f"{len(tasks)} training tasks, {len(heldout)} held-out")
 
     async def serve():

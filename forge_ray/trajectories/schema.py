@@ -101,8 +101,11 @@ def read_batch(path: Path) -> tuple[pa.Table, dict[str, Any]]:
 
 
 def read_stats(path: Path) -> dict[str, Any]:
-    """The stats of one file, without its samples."""
-    return json.loads((pq.read_schema(path).metadata or {}).get(STATS, b"{}"))
+    """The stats of one file, without its samples; raises `SchemaError` where it is no such file."""
+    try:
+        return json.loads((pq.read_schema(path).metadata or {}).get(STATS, b"{}"))
+    except (pa.ArrowInvalid, ValueError) as error:
+        raise SchemaError(f"{path} holds no samples: {error}") from error
 
 
 def conform(table: pa.Table) -> pa.Table:

@@ -16,10 +16,11 @@ from forge_ray.job.driver import Driver
 from forge_ray.job.library import Recordings
 from forge_ray.job.runtime import RunFailed
 from forge_ray.job.scheduler import TaskRef
-from forge_ray.run_dir import RunDir
+from forge_ray.run_dir import RunDamaged, RunDir
 from forge_ray.train_loop.trainer import TrainingFailed
 from forge_ray.trajectories.batch import BatchError, build_step
 from forge_ray.trajectories.call_log import CallLogWriter
+from forge_ray.trajectories.schema import SchemaError
 from tests.unit.making import make_call, make_record
 
 
@@ -111,6 +112,34 @@ async def test_replicas_are_not_dragged_back_by_a_worker_group_that_restarts(tmp
     while subject.version != 3:
         await asyncio.sleep(0.01)
     assert synced == ["1.0", "1.1", "1.2", "2.2", "2.3"]
+
+
+async def test_a_run_that_nothing_would_wake_up_ends_and_says_why(tmp_path: Path) -> None:
+    # Two whole groups of four as an older run left them, and a config that asks for groups of two: no room and nothing to come.
+    subject = driver(tmp_path, [], EndedTrainer(), train={"group_size": 2, "groups_per_step": 4, "max_staleness": 0})
+    for group in range(2):
+        for slot in range(4):
+            record = make_record(f"g{group:05d}-{slot}.0", float(slot), group=group)
+            (subject.run.rollouts / record.id).mkdir()
+            (subject.run.rollouts / record.id / "result.json").write_text(record.model_dump_json())
+    subject.restore()
+    subject.version = 0
+    with pytest.raises(RunFailed, match=r"step 0 cannot be filled: 2 of its 4 groups are ready, nothing runs"):
+        await asyncio.wait_for(subject.learn(), 10)
+
+
+async def test_a_record_that_cannot_be_read_is_named(tmp_path: Path) -> None:
+    subject = driver(tmp_path, [], EndedTrainer())
+    file = subject.run.rollouts / "g00000-0.0" / "result.json"
+    file.parent.mkdir()
+    for broken in (b"", b'{"id": "g000', b"\xff\x00", b"[" * 100_000):
+        file.write_bytes(broken)
+        with pytest.raises(RunDamaged, match=f"{file} is damaged .*remove it"):
+            subject.restore()
+    file.unlink()
+    (subject.run.batches / "step-000000.parquet").write_bytes(b"PAR1 and no more")
+    with pytest.raises(SchemaError, match=r"step-000000.parquet holds no samples"):
+        subject.restore()
 
 
 def test_one_outage_with_everything_in_flight_is_no_reason_to_stop(tmp_path: Path) -> None:

@@ -81,6 +81,29 @@ def test_a_trained_outcome_without_a_reward_is_refused() -> None:
         scheduler.finish(record(scheduler.launchable(1)[0], Outcome.VERIFIER))
 
 
+def test_a_group_that_has_begun_keeps_the_task_and_harness_of_its_records() -> None:
+    scheduler = Scheduler(config(), TASKS)
+    scheduler.admit_group()
+    first, second, _ = scheduler.launchable(10)
+    done = record(first)
+    for tasks in (TASKS[::-1], [TaskRef("other", "/tasks/other")], [TaskRef(t.name, f"/moved/{t.name}") for t in TASKS]):
+        again = Scheduler(config(), tasks)
+        again.restore([done], [])
+        left = again.launchable(10)
+        here = {t.name: t.path for t in tasks}
+        assert {(r.task_name, r.task, r.harness) for r in left} == {(first.task_name, here.get(first.task_name, first.task), first.harness)}
+        assert [r.key for r in left] == [second.key, f"g{0:05d}-2"]
+
+
+def test_a_group_with_more_rollouts_than_a_group_has_is_complete() -> None:
+    four = [
+        record(RolloutRequest(key=f"g00000-{i}", purpose="train", task="/tasks/t0", task_name="t0", harness="a", group=0)) for i in range(4)
+    ]
+    scheduler = Scheduler(config(), TASKS)
+    scheduler.restore(four, [])
+    assert len(scheduler.ready()) == 1 and scheduler.running == 0
+
+
 @settings(max_examples=100, deadline=None)
 @given(st.integers(0, 2**32), st.integers(1, 4))
 def test_a_restart_at_any_moment_loses_no_rollout_and_uses_none_twice(seed: int, groups_wanted: int) -> None:

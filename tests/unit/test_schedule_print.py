@@ -1,0 +1,95 @@
+"""A stopped run goes on under the schedule that it began with, or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from forge_ray.config import Config
+from forge_ray.errors import UserError
+from forge_ray.job import schedule_print
+from forge_ray.job.scheduler import TaskRef
+from forge_ray.run_dir import RunDamaged, RunDir, next_incarnation, read_state, write_json
+
+TASKS = [TaskRef(f"t{number}", f"/t{number}") for number in range(3)]
+
+
+def config(**sections: Any) -> Config:
+    tree = {
+        "name": "x", "policy": {"model": "m"}, "harnesses": [{"name": "a"}],
+        "tasks": {"train": {"path": "t.py:make", "options": {"count": 3}}, "heldout": "h"},
+    }  # fmt: skip
+    return Config.model_validate({**tree, **sections})
+
+
+def found(refs: list[TaskRef] = TASKS, /, **sections: Any) -> schedule_print.Print:
+    return schedule_print.of_config(config(**sections)) | schedule_print.of_tasks(refs, TASKS[:1])
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> RunDir:
+    """A run that has made one rollout."""
+    run = RunDir(tmp_path / "run").create()
+    write_json(run.state, {"incarnation": 0, "secret": "ab"})
+    schedule_print.keep(run, found())
+    (run.rollouts / "g00000-0.0").mkdir()
+    (run.rollouts / "g00000-0.0" / "result.json").write_text("{}")
+    return run
+
+
+@pytest.mark.parametrize(
+    ("changed", "words"),
+    [
+        (found(seed=7), "seed was 0 and is 7"),
+        (found(harnesses=[{"name": "b"}]), "harnesses has lost 'a' and got 'b'"),
+        (found(harnesses=[{"name": "a"}, {"name": "b"}]), "harnesses has got 'b'"),
+        (found(train={"group_size": 4}), "train.group_size was 8 and is 4"),
+        (found(train={"groups_per_step": 2}), "train.groups_per_step was 8 and is 2"),
+        (found([*TASKS, TaskRef("t9", "/t9")]), "tasks.train has got 't9'"),
+        (found(TASKS[:1]), "tasks.train has lost 't1' and 1 more"),
+        (found([TASKS[0], TASKS[2], TASKS[1]]), "tasks.train has another order"),
+        (found(tasks={"train": {"path": "t.py:make", "options": {"count": 4}}, "heldout": "h"}), "tasks.train.options was {'count': 3}"),
+    ],
+)
+def test_what_has_changed_is_named(run: RunDir, changed: schedule_print.Print, words: str) -> None:
+    with pytest.raises(UserError, match=f"(?s){run.root}: {words}.*since the run began") as caught:
+        schedule_print.keep(run, changed)
+    assert "\n" not in str(caught.value)
+    assert schedule_print.keep(run, found()) is None, "the old one still stands"
+
+
+def test_the_config_alone_is_compared_before_anything_starts(run: RunDir) -> None:
+    schedule_print.check(run, schedule_print.of_config(config()))
+    with pytest.raises(UserError, match="seed"):
+        schedule_print.check(run, schedule_print.of_config(config(seed=1)))
+
+
+def test_what_no_rollout_depends_on_may_change(run: RunDir) -> None:
+    moved = [TaskRef(task.name, f"/elsewhere/{task.name}") for task in TASKS]
+    schedule_print.keep(run, found(moved, train={"steps": 500, "workers": 2}, rollouts={"retries": 0}))
+
+
+def test_a_run_that_has_made_nothing_yet_may_change_and_an_old_run_is_taken_as_it_is(run: RunDir) -> None:
+    (run.rollouts / "g00000-0.0" / "result.json").rename(run.root / "away")
+    schedule_print.keep(run, found(seed=7))
+    assert read_state(run)[schedule_print.KEY]["seed"] == 7
+    (run.root / "away").rename(run.rollouts / "g00000-0.0" / "result.json")
+    write_json(run.state, {"incarnation": 3, "secret": "ab"})  # from before there was a schedule in it
+    schedule_print.keep(run, found(seed=9))
+    with pytest.raises(UserError, match="seed was 9"):
+        schedule_print.keep(run, found())
+
+
+def test_the_schedule_and_the_incarnation_live_in_one_file(run: RunDir) -> None:
+    assert next_incarnation(run) == 1
+    schedule_print.keep(run, found())
+    assert read_state(run)["incarnation"] == 1 and read_state(run)["secret"] == "ab"
+
+
+@pytest.mark.parametrize("text", ["", "{", "[]", "3", '{"incarnation": 1}', '{"incarnation": 1, "secret": "zz"}', "[" * 100_000, "\x00"])
+def test_a_damaged_state_is_named(run: RunDir, text: str) -> None:
+    run.state.write_text(text)
+    with pytest.raises(RunDamaged, match=f"{run.state} is damaged"):
+        read_state(run)

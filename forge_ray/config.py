@@ -98,7 +98,8 @@ class Policy(Section):
     served_name: str = "policy"
     """Model name given to harnesses; other names are served too."""
     engine: dict[str, Any] = {}
-    """Any vLLM engine argument (`max_model_len: 2048`, `dtype: float32`, …)."""
+    """Any vLLM engine argument (`max_model_len: 2048`, …). `dtype` is `train.precision` where it is not given, so that the engine samples
+    in the precision that is trained in."""
     server: dict[str, Any] = {}
     """Any argument of vLLM's API server (`tool_call_parser: hermes`, `reasoning_parser: qwen3`, …)."""
     environment: dict[str, str] = {}
@@ -173,7 +174,7 @@ class Tasks(Section):
     train: Source
     """Tasks that are trained on."""
     heldout: Source | None = None
-    """Tasks that are only evaluated."""
+    """Tasks that are only evaluated; none: nothing is evaluated, whatever `eval` says."""
 
 
 class Sandbox(Section):
@@ -379,6 +380,11 @@ class Config(Section):
     ray: Ray = Ray()
     """The Ray cluster."""
 
+    @property
+    def engine_dtype(self) -> str:
+        """vLLM's `dtype`."""
+        return str(self.policy.engine.get("dtype") or self.train.precision)
+
     @model_validator(mode="after")
     def _consistent(self) -> Config:
         if self.train.group_size < 2 and self.train.steps:
@@ -388,8 +394,6 @@ class Config(Section):
         names = [h.name for h in self.harnesses]
         if len(set(names)) != len(names):
             raise ValueError("harnesses: each name once")
-        if (self.eval.before or self.eval.after or self.eval.every) and self.tasks.heldout is None:
-            raise ValueError("tasks.heldout is needed for evaluation (or set eval.before, eval.after and eval.every to false/0)")
         return self
 
 
@@ -422,6 +426,8 @@ def load(path: str | os.PathLike[str], overrides: list[str] | None = None) -> Co
         config = Config.model_validate(tree)
     except ValidationError as error:
         raise _user_error(error, str(path), node) from None
+    if config.tasks.heldout is None:
+        config = config.model_copy(update={"eval": config.eval.model_copy(update={"before": False, "after": False, "every": 0})})
     return _absolute(config, file.resolve().parent)
 
 

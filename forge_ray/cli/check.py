@@ -104,6 +104,8 @@ def _sources(config: Config) -> Iterator[Finding]:
     ]
     for field, source in named:
         if source is None:
+            if field == "tasks.heldout":
+                yield Finding(field, "none: nothing is evaluated", False, blocking=False, fix="name a folder of tasks to measure pass@1 on")
             continue
         path = source.function[0] if source.function else Path(source.path)
         if not path.exists():

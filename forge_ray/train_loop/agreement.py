@@ -24,12 +24,25 @@ ROWS = 16
 class LogprobMismatch(ForgeRayError):
     """Engine and trainer disagree about tokens whose weights are known."""
 
-    def __init__(self, mean: float, bound: float, tokens: int, step: int, version: int) -> None:
+    def __init__(self, mean: float, bound: float, tokens: int, step: int, version: int, hint: str = "") -> None:
         super().__init__(
             f"step {step}: mean |rollout - trainer logprob| is {mean:.2e} over {tokens} tokens that version {version} sampled, above "
             f"train.logprob_bound = {bound:g}: engine and trainer do not hold the same policy "
-            "(weights, dtype, template or sampling parameters)"
+            f"({hint or 'weights, template or sampling parameters'})"
         )
+
+
+def remedy(engine_dtype: str, precision: str) -> str:
+    """What to do where the engine samples in another precision than is trained in; "" where it does not."""
+    same = {"float": "float32", "half": "float16"}.get(engine_dtype, engine_dtype) == precision
+    if same and precision == "float32":
+        return ""
+    if same:
+        return f"{precision} rounds on both sides: raise train.logprob_bound, or set train.precision=float32"
+    return (
+        f"the engine computes in policy.engine.dtype = {engine_dtype}, the trainer in train.precision = {precision}: leave "
+        "policy.engine.dtype out, or raise train.logprob_bound"
+    )
 
 
 def check(
@@ -43,10 +56,11 @@ def check(
     device: torch.device,
     ranks: Ranks,
     autocast: bool = False,
+    hint: str = "",
 ) -> dict[str, float]:
     """`{"logprob_diff", "checked_tokens"}` over all checked versions; `{"checked_tokens": 0}` where there is nothing to check.
 
-    The model holds version `step`. Raises `LogprobMismatch` on every rank alike; the model is unchanged either way.
+    The model holds version `step`. Raises `LogprobMismatch`, which ends with `hint`, on every rank alike; the model is unchanged either way.
     """
     # Not through DDP: its forward is collective, and the ranks have different numbers of rows here.
     model = getattr(model, "module", model)
@@ -65,6 +79,6 @@ def check(
         if not tokens:
             continue
         if not difference / tokens <= bound:
-            raise LogprobMismatch(difference / tokens, bound, int(tokens), step, version)
+            raise LogprobMismatch(difference / tokens, bound, int(tokens), step, version, hint)
         total, count = total + difference, count + int(tokens)
     return {"logprob_diff": total / count, "checked_tokens": count} if count else {"checked_tokens": 0}

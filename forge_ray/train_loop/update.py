@@ -45,7 +45,14 @@ def grpo_step(
         group["lr"] = rate
     limits = {"device": device, "ranks": ranks, "autocast": autocast}
     agreed = agreement.check(
-        model, rows, step, bound=train.logprob_bound, history=history, max_tokens=train.optimizer.microbatch_tokens, **limits
+        model,
+        rows,
+        step,
+        bound=train.logprob_bound,
+        history=history,
+        max_tokens=train.optimizer.microbatch_tokens,
+        hint=agreement.remedy(config.engine_dtype, train.precision),
+        **limits,
     )
     history.keep(step, getattr(model, "module", model))
     sums = dict.fromkeys(METRICS, 0.0)

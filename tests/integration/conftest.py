@@ -38,7 +38,7 @@ def make_config(name: str, port: int, **policy: Any) -> Config:
             "name": name,
             "policy": {
                 "model": str(policy.pop("model", None) or tiny_model()),
-                "engine": {"max_model_len": WINDOW, "dtype": "float32"},
+                "engine": {"max_model_len": WINDOW},
                 "server": {"tool_call_parser": "hermes"},
                 "sampling": {"temperature": 1.0},
                 "eval_sampling": {"mode": "fixed", "temperature": 0.7},

@@ -99,11 +99,18 @@ def test_a_missing_file_a_bad_indent_and_a_list_are_one_line(tmp_path: Path) -> 
     assert "mapping" in message(bad)
 
 
-def test_evaluation_without_held_out_tasks_is_refused(file: Path) -> None:
+def test_without_held_out_tasks_nothing_is_evaluated(file: Path) -> None:
     text = file.read_text().replace("  heldout: tasks/heldout\n", "")
     file.write_text(text)
-    assert "tasks.heldout" in message(file)
-    assert load(file, ["eval.before=false", "eval.after=false"]).tasks.heldout is None
+    config = load(file, ["eval.every=2", "eval.samples=3"])
+    assert config.tasks.heldout is None and config.eval.samples == 3
+    assert not (config.eval.before or config.eval.after or config.eval.every)
+
+
+def test_the_engine_samples_in_the_precision_that_is_trained_in(file: Path) -> None:
+    assert load(file).engine_dtype == "float32"
+    assert load(file, ["train.precision=bfloat16"]).engine_dtype == "bfloat16"
+    assert load(file, ["train.precision=bfloat16", "policy.engine.dtype=auto"]).engine_dtype == "auto"
 
 
 def test_every_key_is_documented() -> None:

@@ -96,6 +96,24 @@ def test_an_engine_that_holds_other_weights_stops_the_step_before_anything_chang
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
+@pytest.mark.parametrize(
+    ("engine", "precision", "said"),
+    [
+        ({}, "float32", "weights, template"),
+        ({"dtype": "float"}, "float32", "weights, template"),
+        ({"dtype": "bfloat16"}, "float32", r"dtype = bfloat16, the trainer in train\.precision = float32: leave"),
+        ({"dtype": "auto"}, "float32", "dtype = auto"),
+        ({}, "bfloat16", r"raise train\.logprob_bound, or set train\.precision=float32"),
+    ],
+)
+def test_the_mismatch_names_the_remedy_where_the_precisions_differ(engine: dict[str, str], precision: str, said: str) -> None:
+    settings = config(precision=precision)
+    settings = settings.model_copy(update={"policy": settings.policy.model_copy(update={"engine": engine})})
+    model = small_model()
+    with pytest.raises(LogprobMismatch, match=said):
+        step_of(model, optimizer_of(model, settings), batch(small_model(seed=1), 0), settings, 0)
+
+
 def test_stale_tokens_are_checked_against_the_weights_that_sampled_them() -> None:
     model, settings, history = small_model(), config(optimizer={"lr": 1e-2}), WeightHistory(1)
     optimizer = optimizer_of(model, settings)

@@ -271,6 +271,8 @@ def parse_arguments(config: Config, model_dir: str, seed: int = 0) -> Namespace:
         # The same on GPUs. vLLM's own nccl backend is chosen here by name once a trainer sends that way (`Policy.weight_transfer`).
         "weight_transfer_config": {"backend": FILE_BACKEND},
         "enforce_eager": not gpu,
+        # vLLM's own default would compute a float32 checkpoint in less, and no token would be trained as it was sampled.
+        "dtype": config.engine_dtype,
         # Usage numbers say what came from the prefix cache, in the words of each dialect.
         "enable_prompt_tokens_details": True,
         "seed": seed,

@@ -18,6 +18,12 @@ from forge_ray.harnesses.settings import merge
 
 SDK = {"chat": "@ai-sdk/openai-compatible", "responses": "@ai-sdk/openai", "messages": "@ai-sdk/anthropic"}
 """Dialect -> the SDK that speaks it. All of them are part of the program."""
+FOLDER = ".config/opencode"
+NO_INSTALL = {
+    f"{FOLDER}/node_modules/.keep": "",
+    f"{FOLDER}/package-lock.json": json.dumps({"packages": {"": {"dependencies": {"@opencode-ai/plugin": "*"}}}}),
+}
+"""A library for plugins that it would get from npm at every start counts as there: its lock file names it."""
 
 
 class OpenCodeOptions(Options):
@@ -53,15 +59,16 @@ class OpenCode(Harness):
         (opencode,) = self.packages()
         argv = [str(opencode.executable), "run", "--format", "json", "--auto", "-m", f"forge_ray/{launch.model}"]
         env = {
-            "OPENCODE_CONFIG": f"{launch.home}/.config/opencode/opencode.json",
+            "OPENCODE_CONFIG": f"{launch.home}/{FOLDER}/opencode.json",
             "OPENCODE_DISABLE_AUTOUPDATE": "1",
             "OPENCODE_DISABLE_MODELS_FETCH": "1",
             "OPENCODE_DISABLE_LSP_DOWNLOAD": "1",
         }
+        config = merge(self._config(launch), self.options.config)
         return Command(
             argv=(*argv, *self.options.arguments, *(() if launch.long else ("--", launch.instruction))),
             env={**env, **self.options.environment},
-            home_files={".config/opencode/opencode.json": json.dumps(merge(self._config(launch), self.options.config), indent=2)},
+            home_files={f"{FOLDER}/opencode.json": json.dumps(config, indent=2), **NO_INSTALL},
             stdin=launch.instruction if launch.long else None,
             visible=self.visible(),
         )

@@ -7,6 +7,7 @@ Its prompt is the program's own with seven tools instead of 44 (`config` brings 
 
 from __future__ import annotations
 
+import re
 from typing import Any, ClassVar, Literal
 
 from pydantic import Field
@@ -19,6 +20,10 @@ ZEROCLAW = CargoPackage("zeroclaw", "0.8.7", "bin/zeroclaw", features=("agent-ru
 FOLDER = ".zeroclaw"
 TOOLS = ["shell", "file_read", "file_write", "file_edit", "glob_search", "content_search", "spawn_subagent"]
 UNLIMITED = 4294967295
+OWN_END = ("The request is too large", "This request exceeds", "The model provider returned an invalid semantic completion")
+"""Its last words, after `Error: `, when the policy filled the window (it looks at the usage reported to it) or replied with nothing ten
+times: no crash."""
+NO_ANSWER = re.compile(r"Error: ((?:The selected model|The model provider \S+ (?:rejected|has)|Cannot reach|The local model server).*)")
 
 
 class ZeroClawOptions(Options):
@@ -40,7 +45,7 @@ class ZeroClaw(Harness):
         key="`Authorization: Bearer`, as `messages` `x-api-key`",
         subagents="`spawn_subagent`, blocking; no header and the same system prompt: only the first message differs",
         traps="Ignores `retry-after` and a reply's being cut, and ends with exit code 1 where the usage reported to it exceeds the window.",
-        megabytes=73,
+        megabytes=69,
         install_s=1020,
         first_request_s=0.04,
     )
@@ -67,7 +72,8 @@ class ZeroClaw(Harness):
             "native_tools": True,
             "timeout_secs": 3600,
             "context_window": launch.context_window,
-            "max_tokens": launch.max_output,
+            # Without a cap of its own the messages dialect is asked for 4,096 tokens, and a reply that is cut there ends the run unnoticed.
+            "max_tokens": launch.max_output or (launch.context_window if messages else None),
         }
         family = "anthropic" if messages else "custom"
         agent = {
@@ -108,3 +114,12 @@ class ZeroClaw(Harness):
             "pacing": {"loop_detection_enabled": False},
             "reliability": {"provider_retries": 8, "provider_backoff_ms": 500},
         }
+
+    def crashed(self, exit_code: int | None, log: str) -> str | None:
+        if exit_code in (0, None) or self.no_answer(exit_code, log):
+            return None
+        return None if log.rpartition("Error: ")[2].startswith(OWN_END) else exit_text(exit_code, log)
+
+    def no_answer(self, exit_code: int | None, log: str) -> str | None:
+        found = NO_ANSWER.findall(log[-2000:]) if exit_code == 1 else []
+        return found[-1] if found else None

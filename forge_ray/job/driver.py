@@ -282,6 +282,9 @@ class Driver:
     async def _handle(self, event: dict[str, Any]) -> None:
         if event["kind"] == "progress":
             self._progress.phase(event["phase"], event["detail"])
+        elif event["kind"] == "note":
+            log.warning("trainer: %s", event["text"])
+            self._progress.note(event["text"])
         elif event["kind"] == "checkpoint":
             await self._exchange.forget_before.remote(event["step"])
         elif event["kind"] == "weights":

@@ -17,12 +17,13 @@ from types import TracebackType
 from typing import TYPE_CHECKING
 
 from forge_ray.config import Config
-from forge_ray.errors import ForgeRayError
+from forge_ray.errors import ForgeRayError, UserError
 from forge_ray.job import threads
 from forge_ray.job.cluster import Cluster, connect
 from forge_ray.job.dispatch import Dispatch
 from forge_ray.job.scheduler import TaskRef
 from forge_ray.job.sources import resolve
+from forge_ray.model_files import MODEL_FIX, policy_problem
 from forge_ray.run_dir import RunDir
 from forge_ray.tasks.task import load_tasks
 
@@ -77,8 +78,11 @@ class Runtime:
         return self._cluster
 
     async def model(self) -> Path:
-        """The initial model's directory."""
-        return await resolve(self.config.policy.model, "policy.model", "model", self.run, self.config.seed)
+        """The initial model's directory. Raises `UserError` where it cannot be served, before an engine says so in a hundred lines."""
+        model = await resolve(self.config.policy.model, "policy.model", "model", self.run, self.config.seed)
+        if (problem := policy_problem(self.config.policy, model)) is not None:
+            raise UserError(problem, where="policy.model", fix=MODEL_FIX)
+        return model
 
     async def tasks(self) -> tuple[list[TaskRef], list[TaskRef]]:
         """Training and held-out tasks, validated."""

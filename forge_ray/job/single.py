@@ -16,6 +16,7 @@ from forge_ray.job import library, state
 from forge_ray.job.evaluate import evaluate
 from forge_ray.job.runtime import Runtime, one_line
 from forge_ray.job.scheduler import TaskRef
+from forge_ray.model_files import policy_problem
 from forge_ray.report.phases import PhaseLog
 from forge_ray.report.progress import Progress
 from forge_ray.rollout import RolloutRecord, RolloutRequest
@@ -35,8 +36,8 @@ def checkpoint(config: Config, where: str | None) -> Path | None:
             raise UserError(f"{run.root} has no checkpoint", where="--checkpoint latest", fix="train first, or give a checkpoint directory")
         return path(run, step)
     directory = Path(where).expanduser().resolve()
-    if not (directory / "config.json").is_file():
-        raise UserError(f"{where} is no model directory (no config.json)", where="--checkpoint", fix="give <run>/checkpoints/step-…")
+    if (problem := policy_problem(config.policy, directory)) is not None:
+        raise UserError(problem, where="--checkpoint", fix="give <run>/checkpoints/step-…")
     return directory
 
 

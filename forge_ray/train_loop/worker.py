@@ -36,7 +36,6 @@ def _train(settings: dict[str, Any]) -> None:
     import ray.train
     import torch
     from ray.train.torch import get_device
-    from transformers import AutoModelForCausalLM
 
     from forge_ray.train_loop import checkpoint, weight_sync
     from forge_ray.train_loop.exchange import CLOSED
@@ -59,12 +58,15 @@ def _train(settings: dict[str, Any]) -> None:
         if rank == 0:
             ray.get(exchange.post.remote(event))
 
-    start = _agree(checkpoint.latest(run), world)
+    newest, damaged = checkpoint.newest(run)
+    for what in damaged:
+        post({"kind": "note", "text": f"a checkpoint is left out: {what}"})
+    start = _agree(newest, world)
     incarnation = ray.get(exchange.begin.remote()) if rank == 0 else 0
     initial = Path(settings["model"])
     source = initial if start is None else checkpoint.path(run, start)
     post({"kind": "progress", "phase": "trainer", "detail": f"loading {source.name}"})
-    model: Any = AutoModelForCausalLM.from_pretrained(source, dtype=torch.float32)
+    model: Any = checkpoint.load(source)
     model.to(device).train()
 
     def save(step: int, optimizer: Any, metrics: dict[str, Any] | None) -> None:
@@ -72,7 +74,7 @@ def _train(settings: dict[str, Any]) -> None:
             # With the step's metrics: a driver that dies before it has written them down would leave a hole in the resumed run's.
             extra = {"incarnation": incarnation, "seed": config.seed, "metrics": metrics}
             path = checkpoint.save(run, step, model, optimizer, tokenizer_from=initial, extra=extra)
-            checkpoint.prune(run, train.keep_checkpoints, protect=0 if train.loss.kl > 0 else None)
+            checkpoint.prune(run, train.keep_checkpoints, upto=step, protect=0 if train.loss.kl > 0 else None)
             post({"kind": "checkpoint", "step": step, "path": str(path)})
         _announce(step)
 
@@ -84,7 +86,7 @@ def _train(settings: dict[str, Any]) -> None:
 
     reference: Any = None
     if train.loss.kl > 0:
-        reference = AutoModelForCausalLM.from_pretrained(checkpoint.path(run, 0), dtype=torch.float32)
+        reference = checkpoint.load(checkpoint.path(run, 0))
         reference.to(device).eval().requires_grad_(False)
     wrapped = torch.nn.parallel.DistributedDataParallel(model) if world > 1 else model
     optimizer = torch.optim.AdamW(

@@ -257,12 +257,54 @@ def test_a_resume_that_cannot_be_exact_is_refused(tmp_path: Path) -> None:
         checkpoint.restore(run, 1, optimizer)
 
 
+@pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "rng.pt", "trainer.json", "config.json"])
+@pytest.mark.parametrize("how", ["cut", "gone", "empty"])
+@pytest.mark.parametrize("old", [False, True])
+def test_a_damaged_checkpoint_is_left_out_and_named(tmp_path: Path, name: str, how: str, old: bool) -> None:
+    run, model = run_directory(tmp_path), small_model()
+    for step in (1, 2):
+        checkpoint.save(run, step, model, optimizer_of(model, config()), tokenizer_from=tmp_path, extra={"seed": 1})
+    directory = checkpoint.path(run, 2)
+    if old:  # written before the sizes were
+        (directory / "trainer.json").write_text('{"step": 2}')
+    assert checkpoint.newest(run) == (2, [])
+    file = directory / name
+    if how == "gone":
+        file.unlink()
+    else:
+        file.write_bytes(file.read_bytes()[: file.stat().st_size // 2 if how == "cut" else 0])
+    step, wrong = checkpoint.newest(run)
+    assert step == 1 and len(wrong) == 1 and str(file if file.exists() else directory) in wrong[0]
+    assert checkpoint.latest(run) == 1
+    (checkpoint.path(run, 1) / name).unlink()
+    (checkpoint.path(run, 1) / "config.json").unlink(missing_ok=True)
+    with pytest.raises(checkpoint.CheckpointError, match=f"(?s)no checkpoint of {run.root} is whole.*step-000002.*step-000001"):
+        checkpoint.latest(run)
+
+
+def test_weights_that_look_whole_and_are_not_end_in_one_typed_line(tmp_path: Path) -> None:
+    run, model = run_directory(tmp_path), small_model()
+    directory = checkpoint.save(run, 1, model, None, tokenizer_from=tmp_path, extra={})
+    for name, content in (("config.json", b'{"model_type": "no-such-model"}'), ("model.safetensors", b"{" * 64)):
+        whole = (directory / name).read_bytes()
+        (directory / name).write_bytes(content)
+        with pytest.raises(checkpoint.CheckpointError, match=str(directory)) as caught:
+            checkpoint.load(directory)
+        assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
+        (directory / name).write_bytes(whole)
+    optimizer = optimizer_of(model, config())
+    for content in (b"", b"PK\x03\x04" + b"\0" * 30, b"no archive"):
+        (directory / "optimizer.pt").write_bytes(content)
+        with pytest.raises(checkpoint.CheckpointError, match=str(directory)):
+            checkpoint.restore(run, 1, optimizer)
+
+
 def test_old_checkpoints_go_but_not_the_protected_one(tmp_path: Path) -> None:
     run, model = run_directory(tmp_path), small_model()
     for step in range(5):
         checkpoint.save(run, step, model, None, tokenizer_from=tmp_path, extra={})
-    checkpoint.prune(run, 2, protect=0)
-    assert checkpoint.steps(run) == [0, 3, 4]
+    checkpoint.prune(run, 1, upto=3, protect=0)
+    assert checkpoint.steps(run) == [0, 3, 4], "4 is none of those that count: it was left out as damaged"
 
 
 def test_published_weights_are_the_models_and_current_names_them(tmp_path: Path) -> None:

@@ -163,7 +163,7 @@ class Harness(Section):
     """One program under training."""
 
     name: str
-    """`react`, `codex`, `claude_code`, or `file.py:Class`."""
+    """A built-in one ([list](harnesses.md)), or `file.py:Class`."""
     options: dict[str, Any] = {}
     """Options of the adapter."""
 

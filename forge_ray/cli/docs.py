@@ -1,7 +1,7 @@
-"""`python -m forge_ray.cli.docs [--check]`: writes the pages of `docs/` that are made from the code: `configuration.md`, `outcomes.md`, `dialects.md`.
+"""`python -m forge_ray.cli.docs [--check]`: writes the pages of `docs/` that are made from the code, `PAGES` below.
 
 Every key of the config with type, default and the text below its field; every outcome with its text and what the presets do with it; what
-the proxy does with each field of a request. A test compares the files with what this makes.
+the proxy does with each field of a request; each harness with its program and its options. A test compares the files with what this makes.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
 from forge_ray import outcome
+from forge_ray.cli import harness_docs
 from forge_ray.cli.dialect_docs import dialect_pages
 from forge_ray.config import Config
 from forge_ray.outcome import PRESETS, Outcome, Treatment
@@ -161,7 +162,7 @@ def outcomes() -> str:
     return "\n".join(lines) + "\n"
 
 
-PAGES = {"configuration.md": configuration, "outcomes.md": outcomes, "dialects.md": dialect_pages}
+PAGES = {"configuration.md": configuration, "outcomes.md": outcomes, "dialects.md": dialect_pages, "harnesses.md": harness_docs.page}
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

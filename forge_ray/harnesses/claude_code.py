@@ -22,6 +22,9 @@ class ClaudeCode(Harness):
         key="`x-api-key`",
         subagents="`Agent`, in the background, its result starts a new turn; header `x-claude-code-agent-id`",
         traps="Returns tool arguments in the order of their schema, with defaults filled in.",
+        megabytes=384,
+        install_s=22,
+        first_request_s=0.3,
     )
 
     def packages(self) -> tuple[NpmPackage, ...]:

@@ -36,6 +36,9 @@ class Codex(Harness):
         key="`Authorization: Bearer`",
         subagents="`spawn_agent`, concurrent; headers `x-openai-subagent`, `x-codex-parent-thread-id` and a `thread-id` of its own",
         traps="A 429 without `retry-after` ends it. A reply that is cut at its length fails its turn (exit code 1).",
+        megabytes=424,
+        install_s=12,
+        first_request_s=0.3,
     )
 
     def packages(self) -> tuple[NpmPackage, ...]:

@@ -41,7 +41,7 @@ class GeminiCli(Harness):
         traps="Drops reasoning. A cut stream or a context overflow ends it; every error is waited out for 5 s and more.",
         megabytes=100,
         install_s=3,
-        first_request_s=2.1,
+        first_request_s=0.8,
     )
 
     def packages(self) -> tuple[NpmPackage, ...]:

@@ -106,7 +106,7 @@ class Missing:
 class Options(BaseModel):
     """Base of an adapter's options; unknown ones are refused."""
 
-    model_config = ConfigDict(extra="forbid", frozen=True)
+    model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
     arguments: list[str] = Field(default_factory=list)
     """Further command-line arguments of the program."""

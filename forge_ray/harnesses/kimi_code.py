@@ -37,7 +37,7 @@ class KimiCode(Harness):
         traps="Its reminders come after the instruction, as user messages. After a cut stream it keeps the part of the reply.",
         megabytes=120,
         install_s=14,
-        first_request_s=1.8,
+        first_request_s=1.1,
     )
 
     def packages(self) -> tuple[NpmPackage, ...]:

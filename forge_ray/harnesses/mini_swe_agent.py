@@ -42,7 +42,7 @@ class MiniSweAgent(Harness):
         traps="A reply without a tool call does not come back in the next prompt, only the complaint about it does.",
         megabytes=590,
         install_s=7,
-        first_request_s=2.6,
+        first_request_s=2.2,
     )
 
     def packages(self) -> tuple[PythonPackage, ...]:

@@ -43,7 +43,7 @@ class OpenClaw(Harness):
         "`_`, `-` and `.` are taken out of call ids. A retry changes the user's message.",
         megabytes=647,
         install_s=37,
-        first_request_s=11.6,
+        first_request_s=8.0,
     )
 
     def packages(self) -> tuple[NpmPackage, ...]:

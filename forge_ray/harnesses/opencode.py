@@ -47,7 +47,7 @@ class OpenCode(Harness):
         traps="Item ids of the responses dialect do not come back.",
         megabytes=177,
         install_s=2,
-        first_request_s=5.6,
+        first_request_s=2.1,
     )
 
     def packages(self) -> tuple[NpmPackage, ...]:

@@ -37,7 +37,7 @@ class QwenCode(Harness):
         traps="Strips white space at the ends of reasoning. After a cut stream it keeps the part and asks to go on.",
         megabytes=152,
         install_s=7,
-        first_request_s=2.8,
+        first_request_s=1.6,
     )
 
     def packages(self) -> tuple[NpmPackage, ...]:

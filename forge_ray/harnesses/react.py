@@ -10,7 +10,7 @@ from typing import ClassVar
 from pydantic import Field
 
 from forge_ray.harnesses import react_program
-from forge_ray.harnesses.harness import Command, Harness, Launch, Missing, Options, exit_text
+from forge_ray.harnesses.harness import About, Command, Harness, Launch, Missing, Options, exit_text
 
 PROGRAM = ".react/react.py"
 INSTRUCTION = ".react/instruction.md"
@@ -29,11 +29,20 @@ class ReactOptions(Options):
     retry_seconds: float = Field(default=300, ge=0)
     """How long a request that fails in passing is tried again."""
     stream: bool = False
+    """Ask for streamed replies."""
 
 
 class React(Harness):
     Options: ClassVar[type[Options]] = ReactOptions
     options: ReactOptions
+    about = About(
+        program="a loop of our own with one bash tool",
+        dialects=("chat",),
+        streams=False,
+        key="`Authorization: Bearer`",
+        subagents="none",
+        traps="Streams with `stream: true`. Its program is one file that travels into the sandbox; it needs bash and Python there.",
+    )
 
     def check(self) -> list[Missing]:
         return [] if shutil.which("bash") else [Missing("bash is not on PATH", "install bash")]

@@ -39,6 +39,7 @@ def run(arguments: argparse.Namespace) -> int:
     found = list(findings(config))
     if not arguments.quick and all(finding.ok or not finding.blocking for finding in found):
         found += _template(config)
+    found += _call_log(config)
     width = max(len(finding.topic) for finding in found)
     for finding in found:
         mark = "ok  " if finding.ok else ("MISS" if finding.blocking else "note")
@@ -63,6 +64,7 @@ def findings(config: Config) -> Iterator[Finding]:
     yield _runs(config)
     yield from _sources(config)
     yield from _harnesses(config)
+    yield from _upstreams(config)
     yield _sandbox(config)
     yield from _ray(config)
     if not _joins(config):
@@ -90,6 +92,15 @@ def _runs(config: Config) -> Finding:
         return Finding("runs", f"{config.runs} cannot be written", False, fix="set runs to a directory of yours")
     free = shutil.disk_usage(parent).free / 2**30
     return Finding("runs", f"{config.runs}, {free:.0f} GiB free", free > 1, fix="free some space or set runs elsewhere")
+
+
+def _call_log(config: Config) -> Iterator[Finding]:
+    from forge_ray.cli import check_log
+    from forge_ray.run_dir import RunDir
+
+    found = check_log.state(RunDir(Path(config.runs) / config.name))
+    if found is not None:
+        yield Finding("call log", found[0], found[1], blocking=False, fix="look at the lines that are named; everything else is read")
 
 
 def _sources(config: Config) -> Iterator[Finding]:
@@ -184,6 +195,19 @@ def _harnesses(config: Config) -> Iterator[Finding]:
             yield Finding(f"harness {entry.name}", missing[0].what, False, fix=missing[0].fix)
         else:
             yield Finding(f"harness {entry.name}", "ready")
+
+
+def _upstreams(config: Config) -> Iterator[Finding]:
+    for name, upstream in config.proxy.upstreams.items():
+        topic, variable = f"proxy.upstreams.{name}", upstream.key_env
+        if variable is not None and not os.environ.get(variable, "").strip():
+            yield Finding(f"{topic}.key_env", f"${variable} is not set", False, fix=f"export {variable}=…")
+        else:
+            yield Finding(topic, f"{upstream.url}, {f'key in ${variable}' if variable else 'no key'}")
+    taught = [harness.name for harness in config.harnesses if config.taught(harness)]
+    if taught:
+        state = f"{', '.join(taught)}: asks for another model than the policy, so it is evaluated and not trained"
+        yield Finding("harnesses", state, len(taught) < len(config.harnesses), blocking=False, fix="train with another one")
 
 
 def _isolation(config: Config) -> tuple[Literal["bubblewrap", "none"], str]:

@@ -20,11 +20,13 @@ from typing import TYPE_CHECKING, Any
 
 from forge_ray.config import Config
 from forge_ray.job import library
+from forge_ray.job.compaction import Compaction
 from forge_ray.job.dispatch import Dispatch
 from forge_ray.job.evaluate import evaluate
 from forge_ray.job.runtime import RunFailed
 from forge_ray.job.scheduler import Group, Scheduler, TaskRef
 from forge_ray.outcome import RATED
+from forge_ray.report import signal
 from forge_ray.report.metrics import StepMetrics, read_metrics
 from forge_ray.rollout import RolloutRecord
 from forge_ray.run_dir import RunDir
@@ -62,6 +64,7 @@ class Driver:
         self._client, self._dispatch, self._exchange, self._trainer = client, dispatch, exchange, trainer
         self._metrics, self._progress = metrics, progress
         self._recordings = library.Recordings(run, train_grammar_calls=config.proxy.train_grammar_calls)
+        self._compaction = Compaction(run.calls, config.proxy.log_segment_mb * 2**20)
         self._scheduler = Scheduler(config, tasks)
         self._built: dict[int, list[Any]] = {}
         """Group index → its records with their calls, once complete."""
@@ -319,7 +322,9 @@ class Driver:
         seconds = now - self._step_started
         tokens_per_s = None
         try:
-            sampled = sum(status["sampled_tokens"] for status in await self._client.status(timeout_s=10))
+            replicas = await self._client.status(timeout_s=10)
+            self._compaction.kick([status["replica"] for status in replicas])
+            sampled = sum(status["sampled_tokens"] for status in replicas)
             tokens_per_s = max(sampled - self._sampled_before, 0) / seconds
             self._sampled_before = sampled
         except ProxyUnavailable as error:
@@ -327,8 +332,7 @@ class Driver:
         row = self._row(event["step"], event["version"], event["stats"], trained)
         self._step_started = now
         if warned := continuity.warning(event["stats"]):
-            log.warning("step %s: %s", event["step"], warned)
-            self._progress.note(f"step {event['step']}: {warned}")
+            self._progress.warn(f"step {event['step']}: {warned}")
         self._report(row.model_copy(update={"seconds": seconds, "rollout_tokens_per_s": tokens_per_s, "sync_s": sync_s}))
 
     def _report_restored(self, step: int, checkpoint: dict[str, Any]) -> None:
@@ -342,6 +346,8 @@ class Driver:
     def _report(self, row: StepMetrics) -> None:
         self._metrics.append(row)
         self._progress.step(row)
+        if warned := signal.warning(row):
+            self._progress.warn(f"step {row.step}: {warned}")
 
     def _row(self, step: int, version: str, stats: dict[str, Any], trained: dict[str, Any]) -> StepMetrics:
         tokens = int(stats["tokens_trained"])

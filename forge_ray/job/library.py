@@ -5,6 +5,7 @@ Everything here reads what other processes wrote durably, so a driver that start
 
 from __future__ import annotations
 
+import logging
 import threading
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -15,6 +16,9 @@ from forge_ray.run_dir import RunDamaged, RunDir
 
 if TYPE_CHECKING:
     from forge_ray.trajectories.call import Call
+    from forge_ray.trajectories.call_log import Problem
+
+log = logging.getLogger(__name__)
 
 
 def records(run: RunDir) -> Iterator[RolloutRecord]:
@@ -37,6 +41,7 @@ class Recordings:
         self._lift = train_grammar_calls
         self._lock = threading.Lock()
         self._done: set[str] = set()
+        self._told: set[Problem] = set()
 
     def with_calls(self, found: list[RolloutRecord]) -> list[tuple[RolloutRecord, list[Call]]]:
         """Each record with its calls by completion. Blocking file reads: call it in a thread (of any, one is let in at a time)."""
@@ -46,6 +51,10 @@ class Recordings:
             for session in done:
                 self._reader.forget(session)
             taken = [(record, self._reader.session(record.id)) for record in found]
+            for problem in self._reader.problems:
+                if problem not in self._told:
+                    self._told.add(problem)
+                    log.error("the call log is damaged: %s", problem)
         for call in (call for _, calls in taken for call in calls if self._lift):
             call.masked_by_grammar = False
         return taken

@@ -15,6 +15,7 @@ from typing import Any
 from pydantic import BaseModel, ConfigDict
 
 from forge_ray.errors import ForgeRayError
+from forge_ray.serve_proxy.kinds import rank
 
 DEPLOYMENT = "policy"
 
@@ -47,6 +48,8 @@ class SessionSummary(BaseModel):
     """Calls whose reply did not reach the harness whole."""
     refused: int = 0
     """Requests answered with an error before the engine was asked."""
+    upstream: int = 0
+    """Calls that another model answered (`proxy.upstreams`); in no other number here."""
 
 
 def merge(session: str, reports: list[dict[str, Any]]) -> SessionSummary:
@@ -71,10 +74,11 @@ def merge(session: str, reports: list[dict[str, Any]]) -> SessionSummary:
         failed=sum(found["failed"] for found in counts.values()) + lost,
         undelivered=sum(found["undelivered"] for found in counts.values()),
         refused=sum(found["refused"] for found in counts.values()),
+        upstream=sum(found["upstream"] for found in counts.values()),
     )
     ended = [found for found in counts.values() if found["last_status"] is not None]
     if ended:
-        last = max(ended, key=lambda found: (found["last_kind"] == "agent", found["last_ended"]))
+        last = max(ended, key=lambda found: (rank(found["last_kind"]), found["last_ended"]))
         summary.last_status, summary.last_reply = last["last_status"], last["last_reply"]
     return summary
 
@@ -135,6 +139,7 @@ class ProxyClient:
                     return answers
                 problem = f"{len(answers)} of {self.replicas} replicas answered"
             except TimeoutError:
+                problem = f"not all of {self.replicas} replicas answered"
                 break
             except Exception as error:
                 if not _transient(error):

@@ -19,7 +19,7 @@ from pathlib import Path
 
 from forge_ray.serve_proxy.session_index import SessionIndex
 from forge_ray.trajectories.call import Call
-from forge_ray.trajectories.call_log import CallLogError, CallLogReader, SessionState
+from forge_ray.trajectories.call_log import CallLogError, CallLogReader, Problem, SessionState
 from forge_ray.trajectories.call_log.segments import segments, writing
 
 logger = logging.getLogger(__name__)
@@ -48,7 +48,7 @@ class Recovery:
         self._asking: dict[str, asyncio.Future[None]] = {}
         """Sessions of the requests that wait for the next look."""
         self._looking: asyncio.Task[None] | None = None
-        self._told = 0
+        self._told: set[Problem] = set()
 
     async def start(self) -> None:
         """Catch up with the log and say what is wrong in it, so that the first session need not wait for that."""
@@ -109,7 +109,13 @@ class Recovery:
         if found is not None:
             calls, state = found
             self._index.restore(
-                session, calls, closed=state.closed, limit=state.limit, overflow=state.overflow, refused_by=state.refused_by
+                session,
+                calls,
+                closed=state.closed,
+                limit=state.limit,
+                overflow=state.overflow,
+                refused_by=state.refused_by,
+                upstream=state.upstream,
             )
 
     # ---- in threads, under the lock
@@ -120,9 +126,10 @@ class Recovery:
         for session in self._reader.closed_before(long_ago):
             self._closed.add(session)
             self._reader.forget(session)
-        for problem in self._reader.problems[self._told :]:
-            logger.error("the call log is damaged: %s", problem)
-        self._told = len(self._reader.problems)
+        for problem in self._reader.problems:
+            if problem not in self._told:
+                self._told.add(problem)
+                logger.error("the call log is damaged: %s", problem)
 
     def _look(self, sessions: list[str]) -> dict[str, _Found]:
         self._catch_up()

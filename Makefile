@@ -37,8 +37,8 @@ test: env ## Unit, integration and fault tests; harness tests where the programs
 	  if [ $$code -ne 0 ] && [ $$code -ne 5 ]; then worst=$$code; fi; \
 	done; exit $$worst
 
-test-harness: env ## Install the real harness programs (needs npm) and run their tests
-	@$(BIN)/python -m forge_ray.harnesses.install codex claude_code gemini_cli
+test-harness: env ## Install all real harness programs (needs npm and Rust 1.96; ZeroClaw is compiled once, 20 minutes) and run their tests
+	@$(BIN)/python -m forge_ray.harnesses.install all examples/pi/harness.py:Pi
 	@exec $(BIN)/python -m pytest tests/harness $(ARGS)
 
 lint: env ## ruff, pyright and the import rules of the rooms

@@ -15,11 +15,11 @@ import re
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, model_validator
 
+from forge_ray import yaml_file
 from forge_ray.errors import UserError
-from forge_ray.outcome import Outcome, Treatment
+from forge_ray.outcome import RATED, Outcome, Treatment
 
 
 def _number(value: Any) -> Any:
@@ -29,10 +29,14 @@ def _number(value: Any) -> Any:
     return value
 
 
-Number = Annotated[float, BeforeValidator(_number)]
-Positive = Annotated[float, BeforeValidator(_number), Field(gt=0)]
-NonNegative = Annotated[float, BeforeValidator(_number), Field(ge=0)]
+Number = Annotated[float, BeforeValidator(_number), Field(allow_inf_nan=False)]
+Positive = Annotated[float, BeforeValidator(_number), Field(gt=0, allow_inf_nan=False)]
+NonNegative = Annotated[float, BeforeValidator(_number), Field(ge=0, allow_inf_nan=False)]
+Share = Annotated[float, BeforeValidator(_number), Field(gt=0, le=1)]
+Beta = Annotated[float, BeforeValidator(_number), Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
+Variable = Annotated[str, Field(pattern=r"^[^=]+$")]
+"""Name of an environment variable."""
 
 
 class Section(BaseModel):
@@ -64,11 +68,11 @@ class Source(Section):
 class Sampling(Section):
     """Sampling parameters that the proxy forces on training calls, whatever the harness asks for."""
 
-    temperature: Positive = 1.0
-    """Divides the logits."""
-    top_p: Positive = 1.0
+    temperature: Annotated[Positive, Field(ge=0.01)] = 1.0
+    """Divides the logits. Below 0.01 the engine would sample with 0.01."""
+    top_p: Share = 1.0
     """Nucleus size; below 1 the recorded log-probabilities are those of the cut distribution."""
-    top_k: int = 0
+    top_k: Annotated[int, Field(ge=0)] = 0
     """0 = off."""
 
 
@@ -79,9 +83,9 @@ class EvalSampling(Section):
     """`fixed`: the values below; `harness`: what the harness asked for."""
     temperature: NonNegative = 1.0
     """0 = greedy."""
-    top_p: Positive = 1.0
+    top_p: Share = 1.0
     """Nucleus size."""
-    top_k: int = 0
+    top_k: Annotated[int, Field(ge=0)] = 0
     """0 = off."""
 
 
@@ -95,14 +99,14 @@ class Policy(Section):
     script: str | None = None
     """A script of answers served in place of the model's (JSON, see `forge_ray.serve_proxy.scripted_engine`): tests a harness
     adapter without a trained model."""
-    served_name: str = "policy"
+    served_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")] = "policy"
     """Model name given to harnesses; other names are served too."""
     engine: dict[str, Any] = {}
     """Any vLLM engine argument (`max_model_len: 2048`, …). `dtype` is `train.precision` where it is not given, so that the engine samples
     in the precision that is trained in."""
     server: dict[str, Any] = {}
     """Any argument of vLLM's API server (`tool_call_parser: hermes`, `reasoning_parser: qwen3`, …)."""
-    environment: dict[str, str] = {}
+    environment: dict[Variable, str] = {}
     """Environment variables of the replicas, on top of `cluster/ray.env`."""
     sampling: Sampling = Sampling()
     """Sampling of training calls."""
@@ -186,17 +190,17 @@ class Sandbox(Section):
     """File-system isolation of the process sandbox; `auto` uses bubblewrap where it works."""
     directory: str | None = None
     """Parent of the sandboxes; default: a folder of its own in the system's temporary directory."""
-    memory_mb: Count | None = None
+    memory_mb: Annotated[Count, Field(le=1073741824)] | None = None
     """Default limit of each process's private writable memory; a task's `memory_mb` wins."""
-    cpu_seconds: Count | None = None
+    cpu_seconds: Annotated[Count, Field(le=2147483648)] | None = None
     """CPU seconds of each process."""
-    processes: Count | None = None
+    processes: Annotated[Count, Field(le=4194304)] | None = None
     """Most processes of one rollout; for an ordinary user under bubblewrap threads count too."""
-    open_files: Count | None = None
+    open_files: Annotated[Count, Field(le=1048576)] | None = None
     """Most open files of each process."""
-    file_mb: Count | None = None
+    file_mb: Annotated[Count, Field(le=1073741824)] | None = None
     """Largest file a rollout may write."""
-    log_bytes: Count = 1_000_000
+    log_bytes: Annotated[Count, Field(le=2**30)] = 1_000_000
     """Kept bytes of each log."""
 
 
@@ -216,7 +220,16 @@ class Rollouts(Section):
     preset: Literal["default", "paper"] = "default"
     """Treatment of the outcome classes: see docs/outcomes.md. `paper` discards timeouts as OpenForgeRL does."""
     on_outcome: dict[Outcome, Treatment] = {}
-    """Treatment of single outcome classes, over the preset's."""
+    """Treatment of single outcome classes, over the preset's. `ok` is always trained; what carries no reward never is."""
+
+    @model_validator(mode="after")
+    def _sensible(self) -> Rollouts:
+        for outcome, treatment in self.on_outcome.items():
+            if treatment is Treatment.TRAIN and outcome not in RATED:
+                raise ValueError(f"on_outcome.{outcome} = train: a rollout that ended so has no reward to train on")
+            if treatment is not Treatment.TRAIN and outcome is Outcome.OK:
+                raise ValueError(f"on_outcome.ok = {treatment}: then no rollout that ended well would be trained")
+        return self
 
 
 class Sft(Section):
@@ -230,13 +243,13 @@ class Sft(Section):
     """Demonstrations per update."""
     lr: Positive = 3e-3
     """Peak learning rate."""
-    betas: tuple[float, float] = (0.9, 0.98)
+    betas: tuple[Beta, Beta] = (0.9, 0.98)
     """AdamW's betas."""
     weight_decay: NonNegative = 0.01
     """AdamW's weight decay."""
     warmup_steps: Annotated[int, Field(ge=0)] = 20
     """Updates of linear rise."""
-    decay_fraction: NonNegative = 0.3
+    decay_fraction: Annotated[NonNegative, Field(le=1)] = 0.3
     """Share of the steps, at the end, over which the rate falls linearly to 0."""
     max_grad_norm: Positive = 1.0
     """Gradient clipping."""
@@ -247,7 +260,7 @@ class Loss(Section):
 
     name: Literal["ppo_clip"] = "ppo_clip"
     """`ppo_clip`: PPO's clipped surrogate with the recorded log-probabilities as the old policy."""
-    clip_low: NonNegative = 0.2
+    clip_low: Beta = 0.2
     """The ratio is clipped at 1 − clip_low."""
     clip_high: NonNegative = 0.28
     """The ratio is clipped at 1 + clip_high."""
@@ -266,7 +279,7 @@ class Optimizer(Section):
     """AdamW's learning rate at the first step."""
     lr_end: NonNegative | None = None
     """Rate at the last step, reached linearly; None = constant."""
-    betas: tuple[float, float] = (0.9, 0.95)
+    betas: tuple[Beta, Beta] = (0.9, 0.95)
     """AdamW's betas."""
     weight_decay: NonNegative = 0.0
     """AdamW's weight decay."""
@@ -293,7 +306,7 @@ class Train(Section):
     """Largest allowed (version − version of the oldest trained token) when a batch is consumed."""
     builder: Literal["chain", "per_call"] = "chain"
     """`chain` merges calls that extend one another into one sample; `per_call` makes a sample of each call."""
-    gamma: Positive = 1.0
+    gamma: Share = 1.0
     """Eq. 1: the reward of call t is gamma^(T-t) times the terminal reward."""
     kind_weights: dict[Literal["agent", "subagent", "compaction", "aux"], NonNegative] = {}
     """Weight of a kind of call (default 1 each, aux 0)."""
@@ -346,7 +359,7 @@ class Ray(Section):
     always a new one."""
     num_cpus: Count | None = None
     """Logical CPUs of a cluster that this run starts; default: the machine's, at least 4."""
-    object_store_mb: Count = 256
+    object_store_mb: Annotated[int, Field(ge=75)] = 256
     """Object store of a cluster that this run starts."""
     dashboard: bool = False
     """Start the dashboard with it."""
@@ -359,7 +372,7 @@ class Config(Section):
     """Name of the run and of its directory."""
     runs: str = "~/forge-ray-runs"
     """Parent of the run directories; `~` and `$VARIABLES` are expanded. On a cluster: a shared volume."""
-    seed: int = 0
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 0
     """Seeds the inputs, SFT, the order of tasks and of minibatches (not the engine's sampling)."""
     policy: Policy
     """The model under training."""
@@ -402,43 +415,25 @@ def load(path: str | os.PathLike[str], overrides: list[str] | None = None) -> Co
 
     Raises `UserError` with one line that names the file, the section with its line, and the fix.
     """
-    file = Path(path)
-    try:
-        text = file.read_text()
-    except FileNotFoundError:
-        raise UserError("no such file", where=str(path), fix="give the path of a run.yaml") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot be read ({error})", where=str(path)) from None
-    try:
-        node = yaml.compose(text, Loader=yaml.SafeLoader)
-        tree = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        line = f":{mark.line + 1}" if mark else ""
-        raise UserError(
-            f"not valid YAML ({getattr(error, 'problem', error)})", where=f"{path}{line}", fix="check the indentation"
-        ) from None
-    if not isinstance(tree, dict):
-        raise UserError("is not a mapping of keys", where=str(path), fix="see examples/quickstart/run.yaml")
+    node, tree = yaml_file.read(path)
     for override in overrides or []:
         _override(tree, override)
+    if (found := yaml_file.unusable(tree)) is not None:
+        raise UserError(found[1], where=f"command line: {yaml_file.dotted(found[0])}", fix="correct the value")
     try:
         config = Config.model_validate(tree)
     except ValidationError as error:
-        raise _user_error(error, str(path), node) from None
+        raise _user_error(error, str(path), node, overrides or []) from None
     if config.tasks.heldout is None:
         config = config.model_copy(update={"eval": config.eval.model_copy(update={"before": False, "after": False, "every": 0})})
-    return _absolute(config, file.resolve().parent)
+    return _absolute(config, Path(path).resolve().parent)
 
 
 def _override(tree: dict[str, Any], override: str) -> None:
     key, separator, value = override.partition("=")
     if not separator or not key:
         raise UserError(f"{override!r} is no override", where="command line", fix="write key.sub=value, for example train.steps=5")
-    try:
-        parsed = yaml.safe_load(value) if value else None
-    except yaml.YAMLError:
-        parsed = value
+    parsed = yaml_file.value(value)
     *parents, last = key.split(".")
     here: Any = tree
     for part in parents:
@@ -472,25 +467,6 @@ def _set(here: Any, part: str, value: Any, key: str) -> None:
         raise UserError(f"{part!r} is below a plain value", where=f"command line: {key}", fix="shorten the key")
 
 
-def _line(node: Any, location: tuple[Any, ...]) -> int | None:
-    """Line (from 1) of the deepest part of `location` that the YAML text has."""
-    line = None
-    for part in location:
-        if isinstance(node, yaml.MappingNode):
-            for name, child in node.value:
-                if name.value == str(part):
-                    line, node = name.start_mark.line + 1, child
-                    break
-            else:
-                return line
-        elif isinstance(node, yaml.SequenceNode) and isinstance(part, int) and part < len(node.value):
-            node = node.value[part]
-            line = node.start_mark.line + 1
-        else:
-            return line
-    return line
-
-
 def _sections(model: type[BaseModel] = Config, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], type[BaseModel]]:
     found: dict[tuple[str, ...], type[BaseModel]] = {prefix: model}
     for name, field in model.model_fields.items():
@@ -509,12 +485,16 @@ def known_keys() -> dict[str, str]:
     return keys
 
 
-def _user_error(error: ValidationError, path: str, node: Any) -> UserError:
+def _user_error(error: ValidationError, path: str, node: Any, overrides: list[str]) -> UserError:
     first = error.errors()[0]
     location = tuple(part for part in first["loc"] if not (isinstance(part, str) and part.startswith("function-")))
     key = ".".join(str(part) for part in location)
-    line = _line(node, location)
+    line = yaml_file.line(node, location)
     where = f"{path}:{line}" if line else path
+    for changed in (override.partition("=")[0] for override in overrides):
+        # What is wrong is in what was given there, or below it, or is the whole that it was put into.
+        if key and (key == changed or key.startswith(f"{changed}.") or (changed.startswith(f"{key}.") and not line)):
+            where = f"command line: {changed}"
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     if first["type"] == "extra_forbidden":
         keys = known_keys()

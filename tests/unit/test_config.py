@@ -74,8 +74,34 @@ def test_overrides_reach_sections_lists_free_mappings_and_plain_sources(file: Pa
         ("train.max-staleness=3", ["train.max_staleness"]),
         ("train.lr=3", ["train.lr", "train.optimizer.lr"]),
         ("steps=3", ["unknown key steps", "train.steps"]),
-        ("train.optimizer.lr=fast", ["train.optimizer.lr", "fast", ":9"]),
-        ("train.steps=-1", ["train.steps", "-1", ":8"]),
+        ("train.optimizer.lr=fast", ["command line: train.optimizer.lr: ", "fast"]),
+        ("train.steps=-1", ["command line: train.steps: ", "-1"]),
+        ("train={steps: -1}", ["command line: train: train.steps", "-1"]),
+        ("policy.model.options=3", ["command line: policy.model.options: "]),
+        ("train.setps=3", ["command line: train.setps: unknown key"]),
+        ("train.optimizer.lr=.inf", ["train.optimizer.lr"]),
+        ("train.optimizer.lr=.nan", ["train.optimizer.lr"]),
+        ("train.optimizer.betas=[0.9, 1]", ["train.optimizer.betas.1"]),
+        ("train.optimizer.betas=[-0.1, 0.9]", ["train.optimizer.betas.0"]),
+        ("train.loss.clip_low=1", ["train.loss.clip_low"]),
+        ("train.gamma=1.5", ["train.gamma"]),
+        ("train.logprob_bound=.inf", ["train.logprob_bound"]),
+        ("policy.sampling.top_p=1.1", ["policy.sampling.top_p"]),
+        ("policy.sampling.top_p=0", ["policy.sampling.top_p"]),
+        ("policy.sampling.top_k=-1", ["policy.sampling.top_k"]),
+        ("policy.sampling.temperature=0.001", ["policy.sampling.temperature"]),
+        ("policy.eval_sampling.top_p=2", ["policy.eval_sampling.top_p"]),
+        ("policy.served_name=a b", ["policy.served_name"]),
+        ("policy.served_name=''", ["policy.served_name"]),
+        ("policy.environment={'A=B': x}", ["policy.environment"]),
+        ("sandbox.memory_mb=99999999999999999999", ["sandbox.memory_mb"]),
+        ("ray.object_store_mb=1", ["ray.object_store_mb"]),
+        ("seed=-1", ["seed"]),
+        ("rollouts.on_outcome.harness=train", ["rollouts", "on_outcome.harness = train", "no reward"]),
+        ("rollouts.on_outcome.ok=drop", ["on_outcome.ok = drop"]),
+        ('runs="\\udc80"', ["command line: runs"]),
+        ('runs="a\\0b"', ["command line: runs", "NUL"]),
+        ("policy.engine={x: &a [*a]}", ["command line: policy.engine.x", "contains itself"]),
         ("proxy.port=70000", ["proxy.port"]),
         ("harnesses.5.name=x", ["harnesses.5.name", "index"]),
         ("train.steps.more=1", ["train.steps.more"]),
@@ -97,6 +123,45 @@ def test_a_missing_file_a_bad_indent_and_a_list_are_one_line(tmp_path: Path) -> 
     assert f"{bad}:2" in message(bad)
     bad.write_text("- 1\n- 2\n")
     assert "mapping" in message(bad)
+
+
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        (BASE + "name: other\n", [":10: name stands twice, first in line 1"]),
+        (BASE.replace("  steps: 3\n", "  steps: 3\n  steps: 4\n"), [":9: steps stands twice, first in line 8"]),
+        (BASE.replace("{model: policy.py:build}", "{model: a, model: b}"), [":2: model stands twice, first in line 2"]),
+        (BASE.replace("demo", "2020-13-45"), [":1: 2020-13-45 is no value (month must be in 1..12)", "quote it"]),
+        (BASE + "seed: !!int x\n", [":10: x is no value"]),
+        (BASE + "x: " + "[" * 5000 + "]" * 5000, ["nested too deeply"]),
+        (BASE.replace("policy.py:build}", 'm, engine: {x: "\\0"}}'), [":2: policy.engine.x", "NUL"]),
+        (BASE.replace("policy.py:build}", "m, engine: &e {x: *e}}"), [":2: policy.engine.x", "contains itself"]),
+        (BASE.replace("policy.py:build}", "m, engine: {[a]: b}}"), [":2", "not valid YAML"]),
+        (BASE + "---\n" + BASE, ["not valid YAML"]),
+        (BASE.replace("demo", '!!python/object/apply:os.system ["id"]'), [":1", "not valid YAML"]),
+        ("1: 2\n" + BASE, [":1: ", "Keys should be strings"]),
+        (BASE.replace("  steps: 3\n", "  steps: -3\n"), [":8: train.steps = -3"]),
+    ],
+)
+def test_what_a_file_may_not_hold_is_one_line_with_its_place(file: Path, text: str, words: list[str]) -> None:
+    file.write_text(text)
+    said = message(file)
+    assert said.startswith(str(file)) and "Traceback" not in said
+    for word in words:
+        assert word in said
+
+
+def test_an_overrides_error_is_not_laid_on_the_file_and_the_files_not_on_an_override(file: Path) -> None:
+    file.write_text(BASE.replace("  steps: 3\n", "  steps: -3\n"))
+    assert f"{file}:8: train.steps" in message(file, "train.group_size=4", "train.optimizer.lr=1e-5")
+    assert load(file, ["train.steps=2", "name='2020-13-45'"]).name == "2020-13-45"
+    assert load(file, ["train.steps=2", "name=2020-13-45"]).name == "2020-13-45", "what is no value is text"
+
+
+def test_anchors_and_merge_keys_still_work(file: Path) -> None:
+    base = BASE.replace("{model: policy.py:build}", "{model: m, engine: &e {a: 1, b: 2}, server: {<<: *e, b: 3}}")
+    file.write_text(base)
+    assert load(file).policy.server == {"a": 1, "b": 3}
 
 
 def test_without_held_out_tasks_nothing_is_evaluated(file: Path) -> None:

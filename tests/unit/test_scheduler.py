@@ -75,10 +75,11 @@ def test_the_paper_preset_drops_a_truncated_rollout() -> None:
 
 
 def test_a_trained_outcome_without_a_reward_is_refused() -> None:
-    scheduler = Scheduler(config(on_outcome={"verifier": "train"}), TASKS)
+    scheduler = Scheduler(config(), TASKS)
     scheduler.admit_group()
+    broken = record(scheduler.launchable(1)[0]).model_copy(update={"reward": None})
     with pytest.raises(ValueError, match="without a reward"):
-        scheduler.finish(record(scheduler.launchable(1)[0], Outcome.VERIFIER))
+        scheduler.finish(broken)
 
 
 def test_a_group_that_has_begun_keeps_the_task_and_harness_of_its_records() -> None:

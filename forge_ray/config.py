@@ -10,6 +10,7 @@ yours that makes it. The function is called as `function(out, seed=…, **option
 from __future__ import annotations
 
 import difflib
+import fnmatch
 import os
 import re
 from pathlib import Path
@@ -45,6 +46,10 @@ class Section(BaseModel):
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
 
+BUILT_IN_SOURCES = {"builtin:teacher": ("job/teacher.py", "demonstrations")}
+"""Sources of this package: name -> file in it, function."""
+
+
 class Source(Section):
     """A path, or a function of yours that makes what belongs there."""
 
@@ -61,6 +66,9 @@ class Source(Section):
     @property
     def function(self) -> tuple[Path, str] | None:
         """`(file, function name)`, or None for a plain path."""
+        if self.path in BUILT_IN_SOURCES:
+            module, name = BUILT_IN_SOURCES[self.path]
+            return Path(__file__).parent / module, name
         file, separator, name = self.path.rpartition(":")
         return (Path(file), name) if separator and file.endswith(".py") else None
 
@@ -125,6 +133,29 @@ class Limits(Section):
     """Prompt + sampled tokens of one call; the engine's window always holds."""
 
 
+class Upstream(Section):
+    """Another model behind the proxy (a judge, a teacher): requests for its name go there, and are recorded as text."""
+
+    url: Annotated[str, Field(pattern=r"^https?://[^/\s?#]+(/[^\s?#]*)?$")]
+    """Base URL of an OpenAI-compatible API, with its `/v1` where it has one."""
+    model: str | None = None
+    """Model name there; nothing: the one that the harness asked for."""
+    key_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
+    """Environment variable that holds the API key, where the run is started. The key itself is written nowhere."""
+    headers: dict[str, str] = {}
+    """Further headers of each request. They are in `config.yaml`: no secrets."""
+    dialects: Annotated[list[Literal["chat", "completions", "responses", "messages"]], Field(min_length=1)] = [
+        "chat", "completions", "responses",
+    ]  # fmt: skip
+    """Dialects that it speaks; a request in another one is refused with a 400. `messages` goes to `<url>/messages`."""
+    timeout_s: Positive = 600
+    """Longest silence of the upstream; above it 504."""
+    logprobs: bool = True
+    """Ask for the log-probabilities of the reply's tokens, where the dialect has them."""
+    top_logprobs: Annotated[int, Field(ge=0, le=20)] = 0
+    """Also those of so many most likely tokens at each place."""
+
+
 class Proxy(Section):
     """The recording proxy on Ray Serve."""
 
@@ -159,6 +190,8 @@ class Proxy(Section):
     """Longest silence of a streamed reply, before the first token too: then a comment (messages: a ping) is sent; 0 = any."""
     drain_s: NonNegative = 60
     """How long a replica that is told to stop (scale-down, a new deployment) may go on with its running calls."""
+    upstreams: dict[str, Upstream] = {}
+    """Model name, or pattern (`gpt-*`), of models that others serve; the first that fits counts. See docs/upstreams.md."""
     log_segment_mb: Count = 64
     """Size at which a file of the call log is followed by the next one; full ones are compacted into Parquet while the run goes on."""
 
@@ -168,6 +201,9 @@ class Harness(Section):
 
     name: str
     """A built-in one ([list](harnesses.md)), or `file.py:Class`."""
+    model: str | None = None
+    """Model name that it asks for; nothing: `policy.served_name`. A name of `proxy.upstreams` makes it a teacher's harness: it is
+    evaluated, and never trained."""
     options: dict[str, Any] = {}
     """Options of the adapter."""
 
@@ -236,7 +272,8 @@ class Sft(Section):
     """Supervised start: cross entropy on the demonstrations' assistant tokens."""
 
     demonstrations: Source
-    """A Parquet file (or a function that makes `demonstrations.parquet`) with `ids` and `mask`, lists of equal length."""
+    """A Parquet file (or a function that makes `demonstrations.parquet`) with `ids` and `mask`, lists of equal length. `builtin:teacher`
+    makes it of a teacher's recorded rollouts, see docs/upstreams.md."""
     steps: Count = 400
     """Optimizer updates."""
     batch_size: Count = 32
@@ -404,10 +441,23 @@ class Config(Section):
             raise ValueError("train.group_size must be at least 2: a group of one has no baseline")
         if self.train.loss.reduction == "constant" and self.train.loss.constant is None:
             raise ValueError("train.loss.constant is needed by reduction: constant")
+        if self.policy.served_name in self.proxy.upstreams:
+            raise ValueError(f"proxy.upstreams: {self.policy.served_name!r} is the policy's own name (policy.served_name)")
         names = [h.name for h in self.harnesses]
         if len(set(names)) != len(names):
             raise ValueError("harnesses: each name once")
         return self
+
+
+    def upstream(self, model: str) -> str | None:
+        """The key in `proxy.upstreams` that a model name falls under, or None: the policy answers. Its own name no pattern takes away."""
+        if model.rpartition("/")[2] == self.policy.served_name:
+            return None
+        return next((name for name in self.proxy.upstreams if fnmatch.fnmatchcase(model, name)), None)
+
+    def taught(self, harness: Harness) -> bool:
+        """Whether the harness talks to another model than the policy."""
+        return harness.model is not None and self.upstream(harness.model) is not None
 
 
 def load(path: str | os.PathLike[str], overrides: list[str] | None = None) -> Config:
@@ -526,6 +576,11 @@ def _absolute(config: Config, base: Path) -> Config:
 
     def walk(value: Any) -> Any:
         if isinstance(value, Source):
+            if value.path.startswith("builtin:"):
+                if value.path not in BUILT_IN_SOURCES:
+                    known = ", ".join(BUILT_IN_SOURCES)
+                    raise UserError(f"no source {value.path!r}", where="config", fix=f"use one of {known}, a path, or file.py:function")
+                return value
             return value.model_copy(update={"path": path(value.path)})
         if isinstance(value, Section):
             return value.model_copy(update={name: walk(getattr(value, name)) for name in type(value).model_fields})

@@ -77,6 +77,8 @@ class RolloutRecord(BaseModel):
     calls: int = 0
     """Calls of the session that finished."""
     sampled_tokens: int = 0
+    upstream_calls: int = 0
+    """Calls of the session that another model answered."""
     started: float = 0.0
     """Unix seconds."""
     seconds: dict[str, float] = Field(default_factory=dict)

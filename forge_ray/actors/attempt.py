@@ -21,6 +21,7 @@ from typing import TYPE_CHECKING
 
 from forge_ray.actors.classify import Deadline, Evidence, Fault, classify, verified
 from forge_ray.config import Config
+from forge_ray.config import Harness as HarnessConfig
 from forge_ray.errors import ForgeRayError, UserError
 from forge_ray.harnesses.harness import Harness, Launch, get
 from forge_ray.outcome import RATED, Outcome
@@ -117,6 +118,7 @@ class _Attempt:
             workspace_digest=self.digest,
             calls=self.summary.calls if self.summary else 0,
             sampled_tokens=self.summary.sampled_tokens if self.summary else 0,
+            upstream_calls=self.summary.upstream if self.summary else 0,
             started=started,
             seconds={name: round(value, 4) for name, value in self.seconds.items()},
         )
@@ -197,19 +199,23 @@ class _Attempt:
                 problem = str(error)
         return verified(outcome, detail, problem)
 
+    @property
+    def _configured(self) -> HarnessConfig | None:
+        return next((h for h in self.bench.config.harnesses if h.name == self.request.harness), None)
+
     def _harness(self) -> Harness:
-        configured = next((h for h in self.bench.config.harnesses if h.name == self.request.harness), None)
+        configured = self._configured
         return get(self.request.harness, dict(configured.options) if configured else {})
 
     def _launch(self, task: Task, sandbox: Sandbox, url: str, token: str, window: int) -> Launch:
-        config = self.bench.config
+        config, configured = self.bench.config, self._configured
         return Launch(
             instruction=task.instruction,
             workspace=sandbox.workspace,
             home=sandbox.home,
             base_url=url,
             key=token,
-            model=config.policy.served_name,
+            model=(configured.model if configured else None) or config.policy.served_name,
             context_window=window,
             max_output=config.proxy.max_call_tokens,
         )

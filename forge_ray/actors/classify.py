@@ -106,7 +106,8 @@ def _before_the_end(e: Evidence) -> tuple[Outcome, str] | None:
     if summary.last_status is None:
         return _never_called(e)
     if summary.last_status == "failed":
-        return Outcome.ENGINE, f"the engine failed under the last call ({summary.failed} failed){late}"
+        who = "the engine" if summary.failed else "the server of the other model"
+        return Outcome.ENGINE, f"{who} failed under the last call ({summary.failed} failed){late}"
     if not run.timed_out:
         return None
     if summary.failed and summary.last_reply != "answer":

@@ -51,14 +51,15 @@ def run(arguments: argparse.Namespace) -> int:
     return 0
 
 
-def require(config: Config, *, without: tuple[str, ...] = ()) -> None:
-    """Raise `UserError` for the first finding that blocks a run; topics that begin with one of `without` do not matter."""
-    for finding in findings(config):
+def require(config: Config, *, without: tuple[str, ...] = (), training: bool = True) -> None:
+    """Raise `UserError` for the first finding that blocks a run; topics that begin with one of `without` do not matter, nor without
+    `training` what the train workers take."""
+    for finding in findings(config, training=training):
         if not finding.ok and finding.blocking and not finding.topic.startswith(without):
             raise UserError(finding.state, where=finding.topic, fix=finding.fix)
 
 
-def findings(config: Config) -> Iterator[Finding]:
+def findings(config: Config, *, training: bool = True) -> Iterator[Finding]:
     """Everything that is looked at, in the order in which a person would mend it."""
     yield _packages()
     yield _runs(config)
@@ -66,7 +67,7 @@ def findings(config: Config) -> Iterator[Finding]:
     yield from _harnesses(config)
     yield from _upstreams(config)
     yield _sandbox(config)
-    yield from _ray(config)
+    yield from _ray(config, training)
     if not _joins(config):
         yield _port(config)
     yield _memory()
@@ -85,11 +86,12 @@ def _packages() -> Finding:
 
 
 def _runs(config: Config) -> Finding:
-    parent = Path(config.runs)
-    while not parent.exists() and parent != parent.parent:
-        parent = parent.parent
-    if not os.access(parent, os.W_OK):
-        return Finding("runs", f"{config.runs} cannot be written", False, fix="set runs to a directory of yours")
+    parent, problem = _makeable(Path(config.runs))
+    run = Path(config.runs) / config.name
+    if problem is None and os.path.lexists(run) and not run.is_dir():
+        problem = f"{run} is no directory"
+    if problem is not None:
+        return Finding("runs", problem, False, fix="set runs to a directory of yours")
     free = shutil.disk_usage(parent).free / 2**30
     return Finding("runs", f"{config.runs}, {free:.0f} GiB free", free > 1, fix="free some space or set runs elsewhere")
 
@@ -103,8 +105,19 @@ def _call_log(config: Config) -> Iterator[Finding]:
         yield Finding("call log", found[0], found[1], blocking=False, fix="look at the lines that are named; everything else is read")
 
 
+def _makeable(directory: Path) -> tuple[Path, str | None]:
+    """The part of `directory` that exists, and why the rest cannot be made or written to; None if it can."""
+    parent = directory
+    while not os.path.lexists(parent) and parent != parent.parent:
+        parent = parent.parent
+    if not parent.is_dir():
+        return parent, f"{parent} is no directory"
+    return parent, None if os.access(parent, os.W_OK | os.X_OK) else f"{directory} cannot be written"
+
+
 def _sources(config: Config) -> Iterator[Finding]:
-    from forge_ray.job.sources import GONE
+    from forge_ray.job.sources import GONE, missing_function
+    from forge_ray.model_files import MODEL_FIX, policy_problem
 
     sft = config.train.sft
     named: list[tuple[str, Source | None]] = [
@@ -121,16 +134,29 @@ def _sources(config: Config) -> Iterator[Finding]:
         path = source.function[0] if source.function else Path(source.path)
         if not path.exists():
             yield Finding(field, f"{path} does not exist", False, fix=f"correct the path{GONE}")
+        elif source.function is not None and (problem := missing_function(*source.function)) is not None:
+            yield Finding(field, problem, False, fix="correct the name or the file")
         elif source.function is None and field.startswith("tasks."):
             yield _tasks(field, path, config)
-        elif field == "policy.model" and source.function is None and not (path / "config.json").is_file():
-            yield Finding(field, f"{path} is no model directory (no config.json)", False, fix="give a Hugging Face model directory")
+        elif field == "policy.model" and source.function is None and (problem := policy_problem(config.policy, path)) is not None:
+            yield Finding(field, problem, False, fix=MODEL_FIX)
         else:
             yield Finding(field, f"{path}{f':{source.function[1]}' if source.function else ''}")
     for field in ("chat_template", "script"):
         value = getattr(config.policy, field)
         if value and not Path(value).is_file():
             yield Finding(f"policy.{field}", f"{value} does not exist", False, fix=f"correct the path{GONE}")
+        elif value and field == "script":
+            yield _script(value)
+
+
+def _script(path: str) -> Finding:
+    from forge_ray.serve_proxy.scripted_engine import load_script
+
+    try:
+        return Finding("policy.script", f"{path}: {len(load_script(path))} rules")
+    except UserError as error:
+        return Finding("policy.script", f"{error.where}: {error.problem}", False, fix=error.fix or "correct it")
 
 
 def _template(config: Config) -> list[Finding]:
@@ -145,6 +171,7 @@ def _template(config: Config) -> list[Finding]:
 
     from forge_ray import ray_env
     from forge_ray.job.sources import SourceError, resolve
+    from forge_ray.model_files import MODEL_FIX, policy_problem
     from forge_ray.run_dir import RunDir
 
     with tempfile.TemporaryDirectory(prefix="forge-ray-check-") as directory:
@@ -153,12 +180,15 @@ def _template(config: Config) -> list[Finding]:
             model = asyncio.run(resolve(config.policy.model, "policy.model", "model", run, config.seed))
         except (UserError, SourceError) as error:
             return [Finding("policy.model", str(error), False, fix="mend the function")]
+        if (problem := policy_problem(config.policy, model)) is not None:
+            return [Finding("policy.model", problem, False, fix=MODEL_FIX)]
         run.config.write_text(yaml.safe_dump(config.model_dump(mode="json")))
         command = [sys.executable, "-m", "forge_ray.serve_proxy.template_audit", str(run.config), str(model)]
         environment = {**os.environ, **ray_env.worker(), **config.policy.environment}
         done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
     if done.returncode == 2:
-        return [Finding("chat template", done.stderr.strip().splitlines()[-1], False, fix="correct policy")]
+        refused = json.loads(done.stdout.splitlines()[-1])
+        return [Finding(refused["where"] or "policy", refused["problem"], False, fix=refused["fix"] or "correct policy")]
     if done.returncode != 0:
         last = [line for line in done.stderr.splitlines() if line.strip()][-1:] or ["no output"]
         return [
@@ -225,6 +255,12 @@ def _isolation(config: Config) -> tuple[Literal["bubblewrap", "none"], str]:
 
 def _sandbox(config: Config) -> Finding:
     isolation, reason = _isolation(config)
+    if config.sandbox.directory is not None:
+        directory, problem = _makeable(Path(config.sandbox.directory))
+        if problem is None and str(directory) == config.sandbox.directory and directory.stat().st_uid != os.geteuid():
+            problem = f"{directory} is not a directory of this user"
+        if problem is not None:
+            return Finding("sandbox.directory", problem, False, fix="name a directory of yours")
     if isolation == "bubblewrap" or config.sandbox.isolation == "none":
         return Finding("sandbox", f"process, isolation {isolation}")
     fix = "install bubblewrap (apt-get install bubblewrap) and allow user namespaces"
@@ -233,8 +269,9 @@ def _sandbox(config: Config) -> Finding:
     return Finding("sandbox", f"no file-system isolation, harnesses see this machine's files: {reason}", False, blocking=False, fix=fix)
 
 
-def _ray(config: Config) -> Iterator[Finding]:
+def _ray(config: Config, training: bool) -> Iterator[Finding]:
     from forge_ray import ray_env
+    from forge_ray.job import resources
     from forge_ray.job.cluster import find
 
     try:
@@ -244,6 +281,8 @@ def _ray(config: Config) -> Iterator[Finding]:
         return
     if address is None:
         yield Finding("ray", "a cluster of this run's own will be started, with Serve's HAProxy mode")
+        if (short := resources.shortage(config, resources.own(config), training=training)) is not None:
+            yield Finding(short.where or "ray", short.problem, False, fix=short.fix or "")
         return
     yield Finding("ray", f"joins the cluster at {address}")
     if not ray_env.haproxy():

@@ -96,7 +96,7 @@ def _sections(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, t
     for name, field in model.model_fields.items():
         inner = _model_in(field.annotation)
         if inner is not None and inner.__name__ != "Source":
-            index = "[]" if get_origin(field.annotation) is list else ""
+            index = {list: "[]", dict: ".<name>"}.get(get_origin(field.annotation), "")
             yield from _sections(inner, f"{prefix}{name}{index}.")
 
 
@@ -117,7 +117,8 @@ def configuration() -> str:
         for name, field in model.model_fields.items():
             inner = _model_in(field.annotation)
             if inner is not None and inner.__name__ != "Source":
-                kind, default = "section" if get_origin(field.annotation) is not list else "list of sections", "see below"
+                kinds = {list: "list of sections", dict: "mapping of names to sections"}
+                kind, default = kinds.get(get_origin(field.annotation), "section"), "see below"
                 if field.is_required():
                     default = "**required**"
                 elif field.default is None:

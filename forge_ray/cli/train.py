@@ -14,6 +14,8 @@ def run(arguments: argparse.Namespace) -> int:
     from forge_ray.cli.check import require
 
     require(config)
+    if config.train.steps and all(config.taught(harness) for harness in config.harnesses):
+        raise UserError("every harness talks to another model than the policy", where="harnesses", fix="use forge-ray eval")
     from forge_ray.job.state import create
     from forge_ray.job.train import train
 

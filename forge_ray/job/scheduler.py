@@ -84,7 +84,7 @@ class Scheduler:
     def __init__(self, config: Config, tasks: list[TaskRef]) -> None:
         self._config = config
         self._tasks = tasks
-        self._harnesses = [harness.name for harness in config.harnesses]
+        self._harnesses = [harness.name for harness in config.harnesses if not config.taught(harness)]
         self._open: dict[int, Group] = {}
         self._ready: list[Group] = []
         self._next = 0

@@ -27,6 +27,7 @@ from forge_ray.config import Config, Limits
 from forge_ray.errors import ForgeRayError, UserError
 from forge_ray.run_dir import RunDir, secret
 from forge_ray.serve_proxy.client import DEPLOYMENT, ProxyClient
+from forge_ray.serve_proxy.upstream_routes import Keys
 
 MARK = "FORGE-RAY-USER-ERROR:"
 """Precedes a `UserError`'s line in a replica's failure, which reaches the driver as text."""
@@ -39,9 +40,10 @@ class ReplicaFailed(ForgeRayError):
 class Policy:
     """One replica. Everything happens in its event loop."""
 
-    def __init__(self, config: Config, run_root: str, model_dir: str, incarnation: int) -> None:
+    def __init__(self, config: Config, run_root: str, model_dir: str, incarnation: int, keys: Keys | None = None) -> None:
         from pathlib import Path
 
+        self._keys = keys
         self.config, self.run, self.model_dir, self.incarnation = config, RunDir(Path(run_root)), model_dir, incarnation
         self.replica = serve.get_replica_context().replica_id.unique_id
         self._updating = asyncio.Lock()
@@ -62,6 +64,7 @@ class Policy:
         from forge_ray.serve_proxy.recovery import Recovery
         from forge_ray.serve_proxy.session_index import SessionIndex
         from forge_ray.serve_proxy.sessions import Sessions
+        from forge_ray.serve_proxy.upstream_routes import Targets
         from forge_ray.trajectories.call_log import CallLogWriter
 
         config = self.config
@@ -93,7 +96,14 @@ class Policy:
         settings = EdgeSettings.of(config, self.index.window(window), self.run.bodies)
         sessions = Sessions(secret(self.run))
         self.edge = Edge(
-            app, settings=settings, sessions=sessions, index=self.index, log=self.log, admission=self.admission, recovery=self.recovery
+            app,
+            settings=settings,
+            sessions=sessions,
+            index=self.index,
+            log=self.log,
+            admission=self.admission,
+            recovery=self.recovery,
+            targets=Targets(config, self._keys),
         )
         self._ready = True
         self._catching_up = asyncio.create_task(self.recovery.start())
@@ -108,6 +118,7 @@ class Policy:
         await self.recovery.close(session)
         if self.index.close(session):
             await self.log.append(session_event(session, "closed", None, time.time()))
+        self.edge.abort(session)
         await self.engine.abort_session(session)
         await self.edge.drained(session, timeout_s=30.0)
         self.edge.forget(session)
@@ -198,6 +209,7 @@ def start(config: Config, run: RunDir, model_dir: str, incarnation: int) -> Prox
         raise UserError(
             f"{model_dir} is no model directory (no config.json in it)", where="policy.model", fix="give a Hugging Face model directory"
         )
+    keys = Keys.of(config)
     logging.getLogger("ray.serve").setLevel(logging.WARNING)  # this process's terminal belongs to the run
     if proxy.replicas > 1 and not ray_env.haproxy() and proxy.limits != Limits():
         # Limits are counted where a session's calls are, and only HAProxy mode keeps a session on one replica.
@@ -228,7 +240,7 @@ def start(config: Config, run: RunDir, model_dir: str, incarnation: int) -> Prox
     )(serve.ingress()(Policy))
     app = f"forge-{config.name}"
     try:
-        serve.run(deployment.bind(config, str(run.root), model_dir, incarnation), name=app, route_prefix="/")
+        serve.run(deployment.bind(config, str(run.root), model_dir, incarnation, keys), name=app, route_prefix="/")
     except RuntimeError as error:
         reason = _failure(app) or str(error)
         serve.delete(app)

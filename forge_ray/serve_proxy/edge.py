@@ -36,6 +36,8 @@ from forge_ray.serve_proxy.refusals import Caller, Refusals
 from forge_ray.serve_proxy.session_index import SessionIndex
 from forge_ray.serve_proxy.sessions import Session, Sessions, UnknownSession
 from forge_ray.serve_proxy.under_way import UnderWay
+from forge_ray.serve_proxy.upstream import Upstreams
+from forge_ray.serve_proxy.upstream_routes import Target, Targets
 from forge_ray.trajectories.call_log import CallLogError, CallLogWriter
 
 logger = logging.getLogger(__name__)
@@ -82,6 +84,7 @@ class Edge:
         log: CallLogWriter,
         admission: Admission | None = None,
         recovery: Recovery | None = None,
+        targets: Targets | None = None,
     ) -> None:
         self._recovery = recovery
         self._app, self._settings, self._sessions, self._index = app, settings, sessions, index
@@ -91,6 +94,8 @@ class Edge:
         self._delivery = Delivery(index, log, settings.bodies)
         self._names = ModelNames(settings.served_name)
         self.under_way = UnderWay()
+        self._targets = targets
+        self._upstreams = Upstreams(index=index, log=log, refusals=self._refusals, under_way=self.under_way)
 
     # ---- for the control plane
 
@@ -105,6 +110,11 @@ class Edge:
     def forget(self, session: str) -> None:
         """Drop what is held of a closed session."""
         self._delivery.forget(session)
+        self._upstreams.forget(session)
+
+    def abort(self, session: str) -> int:
+        """End the calls of `session` that other models are answering; returns how many. The engine's are not the edge's to end."""
+        return self._upstreams.abort(session)
 
     # ---- requests
 
@@ -183,6 +193,11 @@ class Edge:
             await self._refusals.respond(caller, late, scope, client.replay(b""), send)
         elif isinstance(inner, Refusal):
             await self._refuse(caller, "field", inner, scope, client, send)
+        elif (target := self._target(caller, inner)) is not None:
+            if refusal := target.refuse(caller.dialect.name, str(inner.body["model"])):
+                await self._refuse(caller, "field", refusal, scope, client, send)
+            else:
+                await self._upstreams.serve(caller, session, target, inner.body, raw, scope, client, send)
         elif caller.dialect.route(caller.path) == "uncounted":
             changed = any([self._names.rename(inner.body)[0], caller.dialect.adapt(inner.body), inner.translated])
             sent = json.dumps(inner.body).encode() if changed else raw
@@ -194,6 +209,11 @@ class Edge:
             await self._refuse(caller, "field", refusal, scope, client, send)
         else:
             await self._call(caller, session, inner, raw, scope, headers, client, send)
+
+    def _target(self, caller: Caller, inner: Inner) -> Target | None:
+        """The server of another model that the request is for."""
+        asks = self._targets and caller.dialect.route(caller.path) == "call"
+        return self._targets.find(inner.body.get("model")) if self._targets and asks else None
 
     async def _call(
         self, caller: Caller, session: Session, inner: Inner, raw: bytes, scope: Scope, headers: Headers, client: Client, send: Send

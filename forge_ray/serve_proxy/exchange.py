@@ -41,6 +41,10 @@ class Client:
         """The connection is gone."""
         return self._left.is_set()
 
+    async def gone(self) -> None:
+        """Wait until the connection is gone."""
+        await self._left.wait()
+
     async def body(self, limit: int) -> bytes:
         """The whole request body. Raises `TooLarge` as soon as it is above `limit` bytes, `Gone` when the client left."""
         parts, size = [], 0

@@ -32,6 +32,11 @@ def classify(headers: Mapping[str, str], body: Mapping[str, Any], *, side_model:
     return "agent", conversation
 
 
+def rank(kind: str | None) -> int:
+    """Whose last call says how a rollout ended: the policy's outermost agent's; where it made none, another model's in its place."""
+    return {"agent": 2, "upstream": 1}.get(kind or "", 0)
+
+
 def _conversation(headers: Mapping[str, str]) -> str | None:
     """Codex: thread id; Claude Code: only sub-agents have an id of their own; OpenCode: session id."""
     if "x-codex-turn-metadata" in headers or headers.get("user-agent", "").startswith("codex"):

@@ -15,13 +15,14 @@ from typing import Any, cast
 import numpy as np
 
 from forge_ray.config import Limits
-from forge_ray.serve_proxy import placing
+from forge_ray.serve_proxy import kinds, placing
 from forge_ray.serve_proxy.conversations import Conversations
 from forge_ray.serve_proxy.identity import Limit
 from forge_ray.serve_proxy.placing import Asked, Placement
 from forge_ray.serve_proxy.prompt_tree import PromptTree, Recorded
 from forge_ray.serve_proxy.turns import TurnReader
 from forge_ray.trajectories.call import Call
+from forge_ray.trajectories.upstream import UpstreamCall
 
 SAMPLED = ("finished", "length")
 LOG = "log"
@@ -42,6 +43,8 @@ class Counts:
     failed: int = 0
     undelivered: int = 0
     refused: int = 0
+    upstream: int = 0
+    """Calls that another model answered. They are in no other number here."""
     overflow: bool = False
     last_call: str | None = None
     """The call of the outermost agent that ended last; of any kind, as long as none of the outermost agent has ended."""
@@ -53,8 +56,7 @@ class Counts:
 
     def ended(self, call: str, kind: str, status: str, reply: str | None, at: float) -> None:
         """Note a call's end if it is the last that counts."""
-        rank, before = kind == "agent", self.last_kind == "agent"
-        if (rank, at) >= (before, self.last_ended):
+        if (kinds.rank(kind), at) >= (kinds.rank(self.last_kind), self.last_ended):
             self.last_call, self.last_kind, self.last_status, self.last_reply, self.last_ended = call, kind, status, reply, at
 
 
@@ -158,6 +160,12 @@ class SessionIndex:
         """A call was answered with an error before it reached the engine although the harness's request was well formed."""
         self._own(session).refused += 1
 
+    def upstream(self, session: str, call: str, kind: str, status: str, reply: str | None, at: float) -> None:
+        """A call that another model was asked for is over; `kind` is `upstream` where the outermost agent made it."""
+        own = self._own(session)
+        own.upstream += 1
+        own.ended(call, kind, status, reply, at)
+
     def overflowed(self, session: str) -> None:
         """A prompt did not fit the window. Holds until a later call of the session ends."""
         self._own(session).overflow = True
@@ -257,6 +265,7 @@ class SessionIndex:
         refused: int = 0,
         overflow: bool = False,
         refused_by: Mapping[str, int] | None = None,
+        upstream: Sequence[UpstreamCall] = (),
     ) -> None:
         """Enter a session as the call log has it, again when it has more. This replica knows its own calls better than the log.
 
@@ -270,9 +279,15 @@ class SessionIndex:
             state.counts[LOG] = Counts(refused=refused, overflow=overflow)
         own = self.replica in state.counts
         calls = [call for call in calls if call.replica != self.replica or not own]
-        others = {call.replica for call in calls} | (refused_by or {}).keys()
+        upstream = [call for call in upstream if call.replica != self.replica or not own]
+        others = {call.replica for call in (*calls, *upstream)} | (refused_by or {}).keys()
         for replica in others - ({self.replica} if own else set()):
             state.counts[replica] = Counts(refused=(refused_by or {}).get(replica, 0))
+        for passed in upstream:
+            counts = state.counts[passed.replica]
+            counts.upstream += 1
+            kind, reply = "upstream" if passed.kind == "agent" else passed.kind, passed.reply_class if passed.delivered else None
+            counts.ended(passed.id, kind, passed.status, reply, passed.ended)
         for call in sorted(calls, key=lambda c: c.opened):
             counts = state.counts[call.replica]
             counts.started += 1

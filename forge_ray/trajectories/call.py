@@ -14,6 +14,9 @@ which it became true; compaction moves them into Parquet (`call_log.table`), whi
     kind       {"event": "kind", "call", "kind", "t"}
     superseded {"event": "superseded", "call", "by", "t"}
     refused    {"event": "refused", "session", "reason", "status", "dialect", "path", "t"}
+    upstream   {"event": "upstream", "call", "session", "t", "opened", "purpose", "upstream", "model", "dialect", "path", "streamed",
+                "kind", "conversation", "request_sha256", "parent", "shared", "dropped", "request", "reply", "others", "usage", "logprobs",
+                "status", "http_status", "error"}
 
 `reply` is what the harness was given: "answer" (no tool call), "tool_calls", "length", or null where it cannot be told.
 
@@ -27,6 +30,9 @@ call's kind by what was seen later. `issued` are the ids that the reply gave to 
 
 `refused` is a request that was answered with an error and never became a call; `reason` is "overflow" (the prompt did not fit the
 window), "limit" (a session limit), or what else was wrong with it.
+
+`upstream` is a call that another model answered (`proxy.upstreams`), written when its reply is over and before the last byte is passed on;
+see `forge_ray.trajectories.upstream`. It is text and never a `Call`. Its `delivered` or `undelivered` event names the session too.
 
 `parent` is the call whose prompt + sampled ids this prompt shares its first `shared` tokens with (null: none, shared = 0);
 `new` holds the rest of the prompt's ids, so the log grows with new tokens only. `version` is the weight version at that moment

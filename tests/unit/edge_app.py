@@ -26,6 +26,7 @@ from forge_ray.serve_proxy.edge import Edge, EdgeSettings
 from forge_ray.serve_proxy.recording import Recorder
 from forge_ray.serve_proxy.session_index import SessionIndex
 from forge_ray.serve_proxy.sessions import Sessions
+from forge_ray.serve_proxy.upstream_routes import Targets
 from forge_ray.trajectories.call_log import CallLogReader, CallLogWriter
 
 SECRET = b"a secret of the run, 32 bytes...."
@@ -58,6 +59,7 @@ class Rig:
     keepalive_s: float = 10.0
     max_body_bytes: int = 1000
     obeyed: frozenset[Any] = frozenset()
+    targets: Targets | None = None
     seen: list[dict[str, Any]] = field(default_factory=list)
     contexts: list[identity.CallContext] = field(default_factory=list)
     gate: asyncio.Event = field(default_factory=asyncio.Event)
@@ -75,7 +77,15 @@ class Rig:
         settings = EdgeSettings("policy", WINDOW, self.max_body_bytes, bodies, keepalive_s=self.keepalive_s, obeyed=self.obeyed)
         self.recorder.admission = self.admission
         app = Starlette(routes=routes)
-        self.edge = Edge(app, settings=settings, sessions=self.sessions, index=self.index, log=self.log, admission=self.admission)
+        self.edge = Edge(
+            app,
+            settings=settings,
+            sessions=self.sessions,
+            index=self.index,
+            log=self.log,
+            admission=self.admission,
+            targets=self.targets,
+        )
 
     def token(self, session: str = "g1-0.0", purpose: Any = "train") -> str:
         return self.sessions.issue(session, purpose)

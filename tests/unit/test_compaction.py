@@ -44,6 +44,15 @@ def rows(directory: Path, kind: str = "call") -> list[dict[str, Any]]:
     return [row for row in found if row["row"] == kind]
 
 
+def passed(call: str, session: str, t: float) -> dict[str, Any]:
+    """A call that another model answered."""
+    texts = {name: "x" for name in ("purpose", "upstream", "model", "dialect", "path", "kind")}
+    return {
+        **{"event": "upstream", "call": call, "session": session, "t": t, "opened": t - 1, **texts, "streamed": False},
+        **{"request": {"messages": [{"role": "user", "content": "ü"}]}, "reply": {"text": "x"}, "status": "finished", "http_status": 200},
+    }
+
+
 EVERYTHING = [
     opened("a", "s", [1, 2, 3], splice="new", ignored=["store"], model="policy", stranger={"x": [1, None]}),
     ended("a", [4, 5], spans=[["0.1", 0, 1], ["0.2", 1, 2]], stop_reason="Observation:"),
@@ -58,7 +67,8 @@ EVERYTHING = [
     {"event": "superseded", "call": "a", "by": "b", "t": 4.0},
     refused("s", 5.0),
     refused("s", 5.5, "field"),
-    {"event": "upstream", "call": "u", "session": "s", "t": 6.0, "request": {"messages": [{"role": "user", "content": "ü"}]}, "reply": "x"},
+    passed("u", "s", 6.0),
+    {"event": "delivered", "call": "u", "session": "s", "t": 6.1, "response_sha256": "d", "bytes": 5, "status": 200},
     {"event": "session", "session": "s", "status": "limit", "limit": "calls", "t": 7.0},
     closed("s"),
 ]
@@ -72,7 +82,8 @@ def test_nothing_that_was_logged_is_lost(tmp_path: Path) -> None:
     assert (done.sessions, done.calls, done.removed) == (1, 3, ["r0.jsonl"]) and list(tmp_path.glob("*.jsonl")) == []
     assert contents(CallLogReader(tmp_path)) == before == contents(kept)
     calls, state, upstream = before["s"]
-    assert [call.id for call in calls] == ["a", "b", "lost"] and state.refused_by == {"r0": 2} and upstream[0]["reply"] == "x"
+    assert [call.id for call in calls] == ["a", "b", "lost"] and state.refused_by == {"r0": 2}
+    assert (upstream[0].reply["text"], upstream[0].delivered) == ("x", True)
     # The same events come back, what no column is for included.
     reader = CallLogReader(tmp_path)
     reader.refresh()
@@ -93,7 +104,9 @@ def test_the_columns_say_what_the_schema_says(tmp_path: Path) -> None:
     )
     assert (b["parent"], b["shared"], b["new"], b["rerendered"], b["kind"], b["kind_seen"]) == ("a", 5, [7], [4, 6], "agent", "compaction")
     assert (b["logprobs"], b["spans"], b["delivered"], lost["status"], lost["ids"]) == ([-0.1 - 1e-17], None, False, None, None)
-    assert sorted(row["event"] for row in rows(tmp_path, "event")) == ["refused", "refused", "session", "session", "upstream"]
+    assert sorted(row["event"] for row in rows(tmp_path, "event")) == [
+        *("delivered", "refused", "refused", "session", "session", "upstream")
+    ]
 
 
 def test_what_is_not_over_stays(tmp_path: Path) -> None:
@@ -292,7 +305,7 @@ def logs(draw: st.DrawFn) -> list[tuple[str, dict[str, Any]]]:
             if chance.random() < 0.2:
                 queue.append((replica, {"event": "kind", "call": call, "kind": "aux", "t": t + 4}))
             if chance.random() < 0.2:
-                queue.append((replica, {"event": "upstream", "call": f"u{call}", "session": session, "t": t, "reply": "x"}))
+                queue.append((replica, passed(f"u{call}", session, t)))
         if chance.random() < 0.8:
             queue += [(replica, closed(session, 90.0)) for replica in ("r0", "r1")]
         if chance.random() < 0.3 and previous is not None:

@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from forge_ray.trajectories.call import Call
 from forge_ray.trajectories.call_log.events import CallEvents, SessionEvents
 from forge_ray.trajectories.call_log.state import SessionState
+from forge_ray.trajectories.upstream import UpstreamCall, restore, upstream_call
 
 
 class Incomplete(Exception):
@@ -37,6 +38,22 @@ def calls(session: SessionEvents, *, quarantined: bool) -> list[Call]:
     return found
 
 
+def upstream(session: SessionEvents) -> tuple[list[UpstreamCall], list[str]]:
+    """The calls that another model answered, by the time of their end, and the ids of those that cannot be put together."""
+    found, broken = [], []
+    requests, lost = restore({call: event for call, (_, event) in session.upstream.items()})
+    for call, (replica, event) in session.upstream.items():
+        if call in lost:
+            broken.append(call)
+            continue
+        events = session.calls.get(call)
+        try:
+            found.append(upstream_call(replica, event, requests[call], events.delivery if events is not None else None))
+        except (KeyError, TypeError, ValueError):
+            broken.append(call)
+    return sorted(found, key=lambda call: (call.ended, call.id)), broken
+
+
 def state(session: SessionEvents) -> SessionState:
     """Counters and flags."""
     found = SessionState(session.session, closed=bool(session.closed))
@@ -61,6 +78,7 @@ def state(session: SessionEvents) -> SessionState:
         found.failed += status == "failed"
         found.cancelled += status == "cancelled"
         found.sampled_tokens += len(events.ids)
+    found.upstream = upstream(session)[0]
     ended = session.ended()
     outermost = [events for events in ended if kind(events) == "agent"] or ended
     if outermost:

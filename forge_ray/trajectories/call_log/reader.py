@@ -17,12 +17,13 @@ from typing import BinaryIO
 
 from forge_ray.trajectories.call import Call
 from forge_ray.trajectories.call_log import assemble
-from forge_ray.trajectories.call_log.events import Event, SessionEvents
+from forge_ray.trajectories.call_log.events import SessionEvents
 from forge_ray.trajectories.call_log.lines import Line, Lines
 from forge_ray.trajectories.call_log.parts import Parts
 from forge_ray.trajectories.call_log.problems import Problem, TornTail
 from forge_ray.trajectories.call_log.segments import claimed
 from forge_ray.trajectories.call_log.state import SessionState
+from forge_ray.trajectories.upstream import UpstreamCall
 
 WRONG = (ValueError, TypeError, KeyError, OverflowError, AttributeError)
 """What a line that is no event raises where it is taken in."""
@@ -63,9 +64,13 @@ class CallLogReader:
         """Counters and flags of `session`; all zero for an unknown one."""
         return assemble.state(self._events(session))
 
-    def upstream(self, session: str) -> list[Event]:
-        """The calls of `session` that another model answered (`upstream` events, as text), by time."""
-        return sorted((event for _, event in self._events(session).upstream.values()), key=lambda event: event.get("t", 0.0))
+    def upstream(self, session: str) -> list[UpstreamCall]:
+        """The calls of `session` that another model answered, as text, by the time of their end."""
+        events = self._events(session)
+        calls, broken = assemble.upstream(events)
+        if broken and session not in self._lines.quarantined:
+            self._lines.quarantine([session], self.directory, 0, f"upstream calls that cannot be put together: {', '.join(broken[:3])}")
+        return calls
 
     def knows(self, session: str) -> bool:
         """Whether anything of `session` is in the log (and not forgotten). Parses nothing."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 
+from forge_ray.trajectories.upstream import UpstreamCall
+
 
 @dataclass
 class SessionState:
@@ -27,6 +29,8 @@ class SessionState:
     """Requests that were answered with an error and never became a call."""
     refused_by: dict[str, int] = field(default_factory=dict)
     """The same, by the replica that refused."""
+    upstream: list[UpstreamCall] = field(default_factory=list)
+    """Calls that another model answered, by the time of their end."""
     overflow: bool = False
     """The session's last event of weight is a refusal because the prompt did not fit: no call has ended since."""
     last_status: str | None = None

@@ -88,9 +88,9 @@ class RunDir:
     def report(self) -> Path:
         return self.root / "report.html"
 
-    def create(self) -> RunDir:
-        """Make the directory and its folders."""
-        for path in (self.root, self.calls, self.rollouts, self.batches, self.checkpoints, self.weights, self.inputs):
+    def create(self, *, training: bool = True) -> RunDir:
+        """Make the directory and its folders; those of the learner only for `training`."""
+        for path in (self.root, self.calls, self.rollouts, self.weights, self.inputs, *((self.batches, self.checkpoints) if training else ())):
             path.mkdir(parents=True, exist_ok=True)
         return self
 

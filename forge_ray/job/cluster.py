@@ -17,7 +17,7 @@ from typing import Any
 from forge_ray import ray_env
 from forge_ray.config import Config
 from forge_ray.errors import UserError
-from forge_ray.job import guard
+from forge_ray.job import guard, resources
 
 log = logging.getLogger(__name__)
 
@@ -32,6 +32,13 @@ class Cluster:
     owned: bool
     address: str
     haproxy: bool
+    session: str | None = None
+    """Ray's session directory, of a cluster of one's own."""
+
+    def ended_well(self) -> None:
+        """Nobody will want this run's Ray logs: the guard removes them once the last process is gone."""
+        if self.session is not None:
+            guard.forget(self.session)
 
 
 def find(config: Config) -> str | None:
@@ -79,8 +86,13 @@ def connect(config: Config, *, extra_environment: dict[str, str] | None = None) 
 
     if address is None:
         guard.mark()
-        guard.start(_start(config, runtime_env).address_info["session_dir"])
-        return Cluster(owned=True, address="local", haproxy=ray_env.haproxy())
+        information = _start(config, runtime_env).address_info
+        session = information["session_dir"]
+        # Where Serve keeps what belongs to HAProxy, beside Ray's own directory.
+        base = os.environ.get("RAY_SERVE_HAPROXY_SERVER_STATE_BASE", "/tmp/haproxy-serve")
+        guard.start(session, os.path.join(base, information["node_id"]))
+        log.info("a cluster of this run's own: %s CPUs, its logs below %s", ray.cluster_resources().get("CPU"), session)
+        return Cluster(owned=True, address="local", haproxy=ray_env.haproxy(), session=session)
     ray.init(address=address, log_to_driver=False, logging_level=logging.WARNING, runtime_env=runtime_env)
     return Cluster(owned=False, address=address, haproxy=_cluster_haproxy())
 
@@ -93,7 +105,7 @@ def _start(config: Config, runtime_env: dict[str, Any]) -> Any:
         try:
             return ray.init(
                 address="local",
-                num_cpus=config.ray.num_cpus or max(4, os.cpu_count() or 1),
+                num_cpus=resources.own_cpus(config),
                 include_dashboard=config.ray.dashboard,
                 object_store_memory=config.ray.object_store_mb * 2**20,
                 log_to_driver=False,

@@ -5,14 +5,19 @@ HAProxy keeps the port, and the resumed run would be refused; Ray's agents stay 
 inherited in its environment or, where Ray has written a title over that, by the files that it has open in the cluster's session
 directory. Run as a script, standard library only; it ends with the last of them.
 
-    python -I -S guard.py DRIVER MARK SESSION_DIRECTORY
+After that nobody needs the cluster's directories: HAProxy's goes, and Ray's session with it if the run ended as it should (`forget`).
+The logs of one that failed stay.
+
+    python -I -S guard.py DRIVER MARK SESSION_DIRECTORY [DIRECTORY …]
 """
 
 from __future__ import annotations
 
+import contextlib
 import os
 import secrets
 import select
+import shutil
 import signal
 import subprocess
 import sys
@@ -20,6 +25,9 @@ import time
 
 NAME = "FORGE_RAY_CLUSTER"
 """Environment variable with the mark."""
+
+FORGET = "forge-ray-ended-well"
+"""File in a session directory that is to be removed."""
 
 GRACE_S = 3.0
 """Time for Ray and the sandboxes' supervisors to end by themselves."""
@@ -32,16 +40,34 @@ def mark() -> None:
     os.environ[NAME] = secrets.token_hex(16)
 
 
-def start(session: str) -> subprocess.Popen[bytes]:
-    """Have whatever is marked or belongs to the Ray session in directory `session` ended after this process."""
+def start(session: str, *directories: str) -> subprocess.Popen[bytes]:
+    """Have whatever is marked or belongs to the Ray session in directory `session` ended after this process, and `directories` removed."""
     return subprocess.Popen(
-        [sys.executable, "-I", "-S", __file__, str(os.getpid()), os.environ[NAME], session],
+        [sys.executable, "-I", "-S", __file__, str(os.getpid()), os.environ[NAME], session, *directories],
         env={},
         stdin=subprocess.DEVNULL,
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
         start_new_session=True,  # a Ctrl-C is not for it
     )
+
+
+def forget(session: str) -> None:
+    """Have the guard remove the Ray session in directory `session` too."""
+    with contextlib.suppress(OSError):
+        open(os.path.join(session, FORGET), "w").close()
+
+
+def _remove(session: str, directories: list[str]) -> None:
+    for directory in directories:
+        shutil.rmtree(directory, ignore_errors=True)
+    if not os.path.exists(os.path.join(session, FORGET)) or not os.path.basename(session).startswith("session_"):
+        return
+    shutil.rmtree(session, ignore_errors=True)
+    latest = os.path.join(os.path.dirname(session), "session_latest")
+    with contextlib.suppress(OSError):
+        if os.path.realpath(latest) == os.path.realpath(session):
+            os.unlink(latest)
 
 
 def _belongs(process: str, mark: bytes, session: str) -> bool:
@@ -81,6 +107,7 @@ def main() -> None:
                 except ProcessLookupError:
                     continue
         time.sleep(0.2)
+    _remove(session.rstrip("/"), sys.argv[4:])
 
 
 if __name__ == "__main__":

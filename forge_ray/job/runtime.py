@@ -11,7 +11,6 @@ import asyncio
 import contextlib
 import logging
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -40,19 +39,6 @@ class RunFailed(ForgeRayError):
     """The run cannot go on; the message says why and what to look at."""
 
 
-@contextlib.contextmanager
-def one_line(run: RunDir) -> Iterator[None]:
-    """Turn what nobody foresaw into one line; the traceback goes into the run's log."""
-    try:
-        yield
-    except (ForgeRayError, KeyboardInterrupt, asyncio.CancelledError):
-        raise
-    except Exception as error:
-        log.exception("unexpected error")
-        last = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise RunFailed(f"{type(error).__name__}: {last[-1][:300] if last else 'no message'}; the traceback is in {run.log}") from error
-
-
 class Runtime:
     """One process's hold on Ray, the proxy and the pools of a run."""
 
@@ -73,8 +59,13 @@ class Runtime:
         # After ray.init, which installs handlers of its own.
         task, loop = asyncio.current_task(), asyncio.get_running_loop()
         assert task is not None
+
+        def stop(number: signal.Signals) -> None:
+            log.info("%s: stopping", number.name)
+            task.cancel()
+
         for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, task.cancel)
+            loop.add_signal_handler(number, stop, number)
         return self._cluster
 
     async def model(self) -> Path:
@@ -124,6 +115,8 @@ class Runtime:
             import ray
 
             await self._part("Ray", asyncio.to_thread(ray.shutdown))
+        if kind is None or issubclass(kind, asyncio.CancelledError | UserError):
+            self._cluster.ended_well()
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.remove_signal_handler(number)
 
@@ -142,6 +135,7 @@ class Runtime:
             await asyncio.wait({starting}, timeout=0.5)
 
     async def _part(self, what: str, work: object) -> None:
+        log.info("stopping the %s", what)
         try:
             await asyncio.wait_for(work, STOP_S + 2)  # type: ignore[arg-type]
         except Exception as error:

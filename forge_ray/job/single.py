@@ -6,15 +6,16 @@ Each gets a run directory of its own beside the training run's, so that nothing 
 from __future__ import annotations
 
 import asyncio
-import logging
+import shutil
 import time
 from pathlib import Path
 
 from forge_ray.config import Config
 from forge_ray.errors import UserError
-from forge_ray.job import library, state
+from forge_ray.job import library, stall, state
 from forge_ray.job.evaluate import evaluate
-from forge_ray.job.runtime import Runtime, one_line
+from forge_ray.job.run_log import run_log
+from forge_ray.job.runtime import Runtime
 from forge_ray.job.scheduler import TaskRef
 from forge_ray.model_files import policy_problem
 from forge_ray.report.phases import PhaseLog
@@ -44,29 +45,38 @@ def checkpoint(config: Config, where: str | None) -> Path | None:
 def side_run(config: Config, what: str) -> tuple[Config, RunDir]:
     """A run directory for this command: `<name>-<what>-<time>`."""
     config = config.model_copy(update={"name": f"{config.name[:40]}-{what}-{time.strftime('%Y%m%d-%H%M%S')}"})
-    return config, state.create(config)
+    return config, state.create(config, training=False)
 
 
 def run_one(config: Config, run: RunDir, task: str, harness: str, model: Path | None) -> RolloutRecord:
     """One rollout of `harness` at `task` (a name or a directory)."""
 
+    found: list[TaskRef] = []
+
+    async def first(runtime: Runtime) -> None:
+        found.append(await _find_task(runtime, task))
+
     async def work(runtime: Runtime, progress: Progress) -> RolloutRecord:
-        reference = await _find_task(runtime, task)
+        (reference,) = found
         client = await start_proxy(runtime, progress, model)
         progress.phase("rollout", f"{harness} at {reference.name}")
         request = RolloutRequest(key="single", purpose="eval", task=reference.path, task_name=reference.name, harness=harness)
         return await runtime.pools(client).run(request)
 
-    return in_runtime(config, run, work)
+    return in_runtime(config, run, work, first)
 
 
 def run_heldout(config: Config, run: RunDir, samples: int, model: Path | None) -> list[RolloutRecord]:
     """`samples` rollouts of every held-out task."""
 
-    async def work(runtime: Runtime, progress: Progress) -> list[RolloutRecord]:
-        _, heldout = await runtime.tasks()
+    heldout: list[TaskRef] = []
+
+    async def first(runtime: Runtime) -> None:
+        heldout.extend((await runtime.tasks())[1])
         if not heldout:
             raise UserError("tasks.heldout is not set", where="forge-ray eval", fix="name the held-out tasks in the config")
+
+    async def work(runtime: Runtime, progress: Progress) -> list[RolloutRecord]:
         client = await start_proxy(runtime, progress, model)
         records: list[RolloutRecord] = []
         with PhaseLog(run.phases).phase("eval"):
@@ -75,7 +85,7 @@ def run_heldout(config: Config, run: RunDir, samples: int, model: Path | None) -
                 progress.evaluation("eval", records, len(heldout) * samples * len(config.harnesses))
         return records
 
-    return in_runtime(config, run, work)
+    return in_runtime(config, run, work, first)
 
 
 def calls(run: RunDir, record: RolloutRecord):
@@ -83,30 +93,38 @@ def calls(run: RunDir, record: RolloutRecord):
     return library.Recordings(run).with_calls([record])[0][1]
 
 
-def in_runtime(config: Config, run: RunDir, work):
-    """Run the coroutine function `work(runtime, progress)` with Ray up, and take everything down again."""
+def in_runtime(config: Config, run: RunDir, work, first=None):
+    """Run the coroutine function `work(runtime, progress)` with Ray up, and take everything down again. `first(runtime)` comes before Ray
+    starts. A command that is refused leaves no run directory."""
 
     async def main():
         with Progress(title=config.name) as progress:
             async with Runtime(config, run) as runtime:
+                if first is not None:
+                    progress.phase("inputs", "tasks")
+                    await first(runtime)
+                    progress.done("inputs")
                 progress.phase("Ray", "starting")
                 runtime.connect()
                 progress.done("Ray", str(run.root))
-                return await work(runtime, progress)
+                async with stall.watch(progress):
+                    return await work(runtime, progress)
 
-    logging.basicConfig(filename=run.log, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
     try:
-        with one_line(run):
+        with run_log(run):
             return asyncio.run(main())
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
+    except UserError:
+        shutil.rmtree(run.root, ignore_errors=True)
+        raise
 
 
 async def start_proxy(runtime: Runtime, progress: Progress, model: Path | None):
     """Serve `model` (default: the initial one) under a fresh incarnation."""
     progress.phase("serve", "starting the engine")
     client = await runtime.serve(model or await runtime.model(), next_incarnation(runtime.run))
-    progress.done("serve", client.base_url)
+    progress.done("serve", f"{client.base_url}, weights of {model or 'the initial policy'}")
     return client
 
 

@@ -27,8 +27,8 @@ _held: list[int] = []
 """Open lock files: they stay open, and so locked, until this process ends."""
 
 
-def create(config: Config) -> RunDir:
-    """Make the directory of a new run. Raises `UserError` if it exists, or lies in a submitted job's temporary copy."""
+def create(config: Config, *, training: bool = True) -> RunDir:
+    """Make the directory of a new run, one that trains or not. Raises `UserError` if it exists, or lies in a submitted job's temporary copy."""
     root = Path(config.runs) / config.name
     refuse_job_copy(root)
     if root.exists() and any(root.iterdir()):
@@ -38,7 +38,7 @@ def create(config: Config) -> RunDir:
             fix=f"continue it with `forge-ray train --resume {root}` or choose another: name=…",
         )
     try:
-        run = RunDir(root).create()
+        run = RunDir(root).create(training=training)
     except OSError as error:
         raise UserError(f"cannot make {root} ({error.strerror})", where="runs", fix="give a directory you may write") from None
     _hold(run)

@@ -7,13 +7,13 @@ weights as its first update. Each stage is timed under its name in `phases.jsonl
 from __future__ import annotations
 
 import asyncio
-import logging
 from pathlib import Path
 
 from forge_ray.config import Config
-from forge_ray.job import library, schedule_print
+from forge_ray.job import library, schedule_print, stall
 from forge_ray.job.driver import Driver
-from forge_ray.job.runtime import Runtime, one_line
+from forge_ray.job.run_log import run_log
+from forge_ray.job.runtime import Runtime
 from forge_ray.job.sources import resolve
 from forge_ray.report.metrics import MetricsWriter
 from forge_ray.report.phases import PhaseLog
@@ -22,15 +22,12 @@ from forge_ray.report.summary import Summary, write_summary
 from forge_ray.run_dir import RunDir, next_incarnation
 from forge_ray.train_loop.trainer import TrainerThread, start_exchange
 
-log = logging.getLogger(__name__)
-
 
 def train(config: Config, run: RunDir, *, resume: bool) -> Summary:
     """Run to the end; returns the summary. Raises `UserError` for bad input, other `ForgeRayError`s for a run that failed,
     `KeyboardInterrupt` when it was stopped by SIGINT or SIGTERM (after everything was taken down)."""
-    logging.basicConfig(filename=run.log, level=logging.INFO, format="%(asctime)s %(levelname)s %(name)s: %(message)s", force=True)
     try:
-        with one_line(run):
+        with run_log(run):
             asyncio.run(_train(config, run, resume=resume))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
@@ -51,11 +48,12 @@ async def _train(config: Config, run: RunDir, *, resume: bool) -> None:
             progress.done("Ray", f"{'own cluster' if cluster.owned else cluster.address}, run directory {run.root}")
             if not cluster.haproxy:
                 progress.note("Serve runs without HAProxy (slower): start Ray with the variables of cluster/ray.env")
-            driver = await _bring_up(config, run, runtime, phases, progress, metrics, resume=resume)
-            try:
-                await _stages(config, driver, phases)
-            finally:
-                await driver.stop()
+            async with stall.watch(progress):
+                driver = await _bring_up(config, run, runtime, phases, progress, metrics, resume=resume)
+                try:
+                    await _stages(config, driver, phases)
+                finally:
+                    await driver.stop()
 
 
 async def _bring_up(
@@ -66,6 +64,8 @@ async def _bring_up(
         model, (tasks, heldout) = await asyncio.gather(runtime.model(), runtime.tasks())
         schedule_print.keep(run, schedule_print.of_config(config) | schedule_print.of_tasks(tasks, heldout))
         progress.done("inputs", f"{len(tasks)} training tasks, {len(heldout)} held-out")
+        if config.tasks.heldout is None:
+            progress.note("tasks.heldout is not set: nothing is evaluated")
 
     async def serve():
         with phases.phase("serve"):

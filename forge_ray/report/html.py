@@ -13,6 +13,7 @@ from pydantic import ValidationError
 from forge_ray.report.examples import Example, choose, trajectory_html
 from forge_ray.report.metrics import StepMetrics, read_evaluation_steps, read_metrics
 from forge_ray.report.records import evaluation_points, evaluations, family, pass_at_1, read_records
+from forge_ray.report.signal import SAME
 from forge_ray.report.statistics import PassRate
 from forge_ray.report.style import CSS
 from forge_ray.report.summary import Summary, read_config, summarize
@@ -35,7 +36,7 @@ def render(run: RunDir) -> str:
     body = [
         f"<h1>{escape(summary.name)}</h1>",
         f'<p class="lead">{_lead(summary)}</p>',
-        _section("Reward", _reward_chart(steps, by_label, read_evaluation_steps(run.metrics)), _REWARD_NOTE),
+        _section("Reward", _reward_chart(steps, by_label, read_evaluation_steps(run.metrics)), _REWARD_NOTE + _untaught(summary)),
         _section("Held-out tasks", _heldout_table(summary, by_label), _HELDOUT_NOTE),
         _section(
             "Rollout against trainer",
@@ -68,6 +69,11 @@ _EXAMPLES_NOTE = (
     "What the policy sampled is marked, the fainter the less likely it was; hover for the logprob. "
     "The rest of the text is the prompt, of which only what is new to a call is shown."
 )
+
+
+def _untaught(summary: Summary) -> str:
+    count = summary.untaught_steps
+    return f" <b>{count} of {summary.steps} steps trained nothing</b>: {SAME}." if count else ""
 
 
 def _summary(run: RunDir) -> Summary:

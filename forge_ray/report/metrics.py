@@ -77,6 +77,11 @@ class StepMetrics(BaseModel):
     train_s: float | None = None
     """Seconds of forward, backward and optimizer."""
 
+    @property
+    def signal(self) -> int | None:
+        """Groups that teach something."""
+        return None if self.groups is None or self.degenerate_groups is None else self.groups - self.degenerate_groups
+
     @model_validator(mode="after")
     def _derive(self) -> StepMetrics:
         if self.train_tokens_per_s is None and self.tokens and self.train_s:

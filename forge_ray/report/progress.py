@@ -1,11 +1,12 @@
 """Live progress on a terminal: a rich table of the last steps with a status line. Where the output is no terminal, or one that is too
-narrow for the table, a plain line per step.
+narrow for the table, a plain line per step. Whichever it is, the plain lines are in the driver's log.
 
 Plain lines are rare on purpose: a phase reports at most every `PLAIN_SECONDS`, a step once. The object is used from the driver's loop only.
 """
 
 from __future__ import annotations
 
+import logging
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -23,6 +24,8 @@ from forge_ray.outcome import Outcome
 from forge_ray.report.metrics import StepMetrics, finite
 from forge_ray.report.records import pass_at_1
 from forge_ray.rollout import RolloutRecord
+
+log = logging.getLogger(__name__)
 
 PLAIN_SECONDS = 10.0
 SHOWN_STEPS = 12
@@ -49,6 +52,7 @@ def ended(outcomes: Mapping[str, int]) -> str:
 COLUMNS: tuple[tuple[str, Callable[[StepMetrics], str]], ...] = (
     ("step", lambda s: str(s.step)),
     ("reward", _reward),
+    ("signal", lambda s: "–" if s.signal is None else f"{s.signal}/{s.groups}"),
     ("pass", lambda s: _number(s.pass_rate, ".2f")),
     ("ok/trunc/err", lambda s: ended(s.outcomes)),
     ("staleness", _staleness),
@@ -78,6 +82,8 @@ class Progress:
         self._phases: dict[str, str] = {}
         self._live: Live | None = None
         self._said: dict[str, float] = {}
+        self.changed = time.monotonic()
+        """When something last went on."""
 
     def __enter__(self) -> Progress:
         if self.console.is_terminal:
@@ -109,6 +115,7 @@ class Progress:
 
     def rollouts(self, in_flight: int, accepted: int, outcomes: Mapping[str, int]) -> None:
         """State of the rollouts since the last step."""
+        self.changed = time.monotonic()
         self._phases["rollouts"] = f"{in_flight} running, {accepted} accepted, ok/trunc/err {ended(outcomes)} since the last step"
         self._refresh()
 
@@ -128,22 +135,36 @@ class Progress:
         self._steps.append(step)
         self._phases = {name: detail for name, detail in self._phases.items() if name == "rollouts"}  # what came before a step has ended
         if self._live is None or not self._fits(self._table()):
-            self.note(step_line(step, self.total))
+            self._print(step_line(step, self.total))
+        self._tell(step_line(step, self.total))
         self._refresh()
 
     def note(self, text: str) -> None:
         """One line that stays."""
+        self._print(text)
+        self._tell(text)
+
+    def warn(self, text: str) -> None:
+        """A line that stays about something that is not as it should be. It is no sign of life."""
+        self._print(text)
+        log.warning("%s", text)
+
+    def _print(self, text: str) -> None:
         self.console.print(escape(text), highlight=False, soft_wrap=True)
+
+    def _tell(self, text: str) -> None:
+        self.changed = time.monotonic()
+        log.info("%s", text)
 
     def _show(self, line: str, *, key: str = "", always: bool = False) -> None:
         """On a terminal refresh the table, else print `line`, unless `key` spoke a moment ago."""
-        if self._live is not None:
-            self._refresh()
-            return
-        now = time.monotonic()
+        self.changed = now = time.monotonic()
         if always or now - self._said.get(key, float("-inf")) >= PLAIN_SECONDS:
             self._said[key] = now
-            self.note(line)
+            log.info("%s", line)
+            if self._live is None:
+                self._print(line)
+        self._refresh()
 
     def _refresh(self) -> None:
         if self._live is not None:

@@ -7,6 +7,7 @@
   "seconds":  {"<phase>": …, "total": …},
   "tokens":   sampled tokens of all rollouts, evaluation included,
   "trained_tokens": tokens that entered the loss,
+  "untaught_steps": steps that trained nothing: every group's rewards were equal,
   "rollouts": number of rollouts (every attempt), "outcomes": {"ok": …, "truncated": …, …}
 }
 """
@@ -23,6 +24,7 @@ from pydantic import BaseModel, Field
 from forge_ray.report.metrics import read_metrics
 from forge_ray.report.phases import read_phases, seconds_by_phase
 from forge_ray.report.records import evaluations, outcomes, pass_at_1, read_records
+from forge_ray.report.signal import SAME, untaught
 from forge_ray.report.statistics import PassRate
 from forge_ray.run_dir import RunDir, write_json
 
@@ -40,6 +42,7 @@ class Summary(BaseModel):
     seconds: dict[str, float] = Field(default_factory=dict)
     tokens: int = 0
     trained_tokens: int = 0
+    untaught_steps: int = 0
     rollouts: int = 0
     outcomes: dict[str, int] = Field(default_factory=dict)
 
@@ -53,6 +56,8 @@ class Summary(BaseModel):
             lines.append(f"held-out pass@1 {'before' if before else 'after'} training: {before or after}")
         ended = ", ".join(f"{count} {outcome}" for outcome, count in self.outcomes.items()) or "none"
         lines.append(f"{self.steps} steps, {self.rollouts} rollouts ({ended}), {self.tokens} sampled tokens")
+        if self.untaught_steps:
+            lines.append(f"{self.untaught_steps} of {self.steps} steps trained nothing: {SAME}")
         if total := self.seconds.get("total"):
             phases = ", ".join(f"{name} {value:.0f}" for name, value in self.seconds.items() if name != "total")
             lines.append(f"{total:.0f} s ({phases})")
@@ -92,6 +97,7 @@ def summarize(run: RunDir) -> Summary:
         steps=len(steps),
         seconds=seconds_by_phase(read_phases(run.phases)),
         tokens=sum(record.sampled_tokens for record in records),
+        untaught_steps=untaught(steps),
         trained_tokens=sum(step.tokens or 0 for step in steps),
         rollouts=len(records),
         outcomes=outcomes(records),

@@ -33,6 +33,13 @@ def _stopped(command: Command, run: RunDir, directory: Path, record_property) ->
     assert "Traceback" not in command.text
     assert command.left() == []
     assert sandboxes(directory) == []
+    log = run.log.read_text()
+    assert "SIGINT: stopping" in log and "ended: stopped by a signal" in log and "Ray: done" in log
+    session = Path(re.search(r"its logs below (\S+)", log)[1])  # type: ignore[index]
+    end = time.monotonic() + 60
+    while session.exists():
+        assert time.monotonic() < end, f"{session} was not removed"
+        time.sleep(0.2)
 
 
 def test_while_the_engine_starts_and_sft_runs(policy: Path, tmp_path: Path, record_property) -> None:
@@ -51,3 +58,4 @@ def test_while_it_trains(policy: Path, tmp_path: Path, record_property) -> None:
         command.until("rollouts in flight", lambda: sandboxes(tmp_path))
         _stopped(command, run, tmp_path, record_property)
     assert (run.batches / "step-000001.parquet").is_file()
+    assert re.search(r"^\d{4}-\d\d-\d\d [\d:,]+ INFO .*: step 2/1000 · reward .* · signal \d/4 · ", run.log.read_text(), re.MULTILINE)

@@ -44,6 +44,12 @@ def config(tmp_path: Path) -> Path:
     model = tmp_path / "model"
     model.mkdir()
     (model / "config.json").write_text("{}")
+    (model / "model.safetensors").write_bytes(b"\2" + bytes(7) + b"{}")
+    (model / "tokenizer_config.json").write_text('{"chat_template": "x"}')
+    (tmp_path / "makers.py").write_text("def other(out, seed):\n    raise SystemExit\n")
+    (tmp_path / "broken.py").write_text("def make(:\n")
+    (tmp_path / "plain").mkdir()
+    (tmp_path / "plain" / "config.json").write_text("{}")
     make_task(tmp_path / "tasks" / "one")
     with socket.socket() as free:
         free.bind(("127.0.0.1", 0))
@@ -87,6 +93,12 @@ def test_the_config_of_these_tests_is_good(config: Path, tmp_path: Path) -> None
         ("policy.model=nowhere", ("policy.model", "nowhere does not exist")),
         ("policy.model=tasks", ("policy.model", "no config.json")),
         ("policy.model=nowhere.py:make", ("policy.model", "nowhere.py does not exist")),
+        ("policy.model=plain", ("policy.model", "plain has no weights")),
+        ("policy.model=makers.py:make", ("policy.model", "makers.py has no function 'make'; it has other")),
+        ("policy.model=broken.py:make", ("policy.model", "broken.py:1 is no Python")),
+        ("policy.script=run.yaml", ("policy.script", "run.yaml", "no JSON")),
+        ("sandbox.directory=run.yaml", ("sandbox.directory", "run.yaml is no directory")),
+        ("train.workers=1000", ("train.workers", "take 1000 CPUs", "own cluster has")),
         ("tasks.train=nowhere", ("tasks.train", "nowhere does not exist")),
         ("tasks.train=model", ("tasks.train", "model")),
         ("harnesses.0.name=no_such", ("no_such",)),
@@ -99,6 +111,14 @@ def test_a_wrong_value(command: str, override: str, expected: tuple[str, ...], c
     assert not (tmp_path / "runs").exists()
 
 
+@pytest.mark.parametrize("override", ["runs=run.yaml", "runs=run.yaml/below", "runs=holder"])
+def test_a_file_where_the_run_directory_should_be(override: str, config: Path, tmp_path: Path) -> None:
+    (tmp_path / "holder").mkdir()
+    (tmp_path / "holder" / "bad").write_text("")
+    for command in ("check", "train"):
+        refused(forge_ray(command, str(config), override, cwd=tmp_path), "runs: ", "is no directory")
+
+
 def test_no_config_file(tmp_path: Path) -> None:
     for command in ("check", "train", "eval"):
         refused(forge_ray(command, "nowhere.yaml", cwd=tmp_path), "nowhere.yaml: no such file")
@@ -106,6 +126,14 @@ def test_no_config_file(tmp_path: Path) -> None:
     refused(forge_ray("train", cwd=tmp_path), "no config given")
     (tmp_path / "bad.yaml").write_text("name: x\n  policy: y\n")
     refused(forge_ray("train", "bad.yaml", cwd=tmp_path), "bad.yaml:2", "not valid YAML")
+
+
+def test_an_unknown_task_is_refused_before_ray_starts_and_leaves_no_run(config: Path, tmp_path: Path) -> None:
+    done = forge_ray("rollout", str(config), "--task", "nowhere", cwd=tmp_path)
+    refused(done, "no task 'nowhere'", "such as one")
+    assert "Ray" not in done.stdout
+    refused(forge_ray("eval", str(config), cwd=tmp_path), "tasks.heldout is not set")
+    assert list((tmp_path / "runs").glob("*")) == []
 
 
 def test_an_unreadable_task_is_named(config: Path, tmp_path: Path) -> None:

@@ -35,7 +35,7 @@ from vllm.v1.engine.async_llm import AsyncLLM
 
 from forge_ray.config import Config, EvalSampling, Sampling
 from forge_ray.errors import ForgeRayError, UserError
-from forge_ray.serve_proxy import lifeline
+from forge_ray.serve_proxy import lifeline, semaphores
 from forge_ray.serve_proxy.admission import NotAdmitted
 from forge_ray.serve_proxy.arguments import command_line
 from forge_ray.serve_proxy.identity import CallContext, current
@@ -309,6 +309,7 @@ def make_engine(config: Config, args: Namespace) -> Engine:
         else:
             lifeline.hold()
             engine = cast(RecordingLLM, RecordingLLM.from_engine_args(arguments))
+            semaphores.unname()
     except ValueError as error:  # vLLM's and pydantic's validation of a model or an argument
         raise UserError(str(error), where="policy", fix="correct policy.model or policy.engine") from error
     engine.sampling, engine.eval_sampling = config.policy.sampling, config.policy.eval_sampling

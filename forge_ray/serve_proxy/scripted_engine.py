@@ -71,6 +71,11 @@ class Rule(BaseModel):
             raise ValueError("find needs exactly one group")
         return self
 
+    @property
+    def reads_prompts(self) -> bool:
+        """Whether the prompt decides if it answers, or what."""
+        return bool(self.contains or self.of or self.last or self.find) or self.turn is not None
+
     def fits(self, prompt: str, turn: int) -> bool:
         return self.contains in prompt and self.turn in (None, turn)
 
@@ -98,6 +103,8 @@ class Script:
         self.rules = rules
         self._marks = sorted({rule.of for rule in rules if rule.of})
         self._acted: Counter[int] = Counter()
+        self.reads_prompts = any(rule.reads_prompts for rule in rules)
+        """Whether any rule looks at the prompt; else its text need not be made."""
 
     def answer(self, prompt: str, turn_mark: str) -> Rule:
         """The rule that answers `prompt`, with its `say` complete. `turn_mark` stands before each assistant message in a prompt, and once

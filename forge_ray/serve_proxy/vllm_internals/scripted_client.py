@@ -63,8 +63,7 @@ class ScriptedClient(EngineClient):
         request = self.input_processor.process_inputs(request_id, prompt, sampling_params, supported_tasks=TASKS)
         params = request.sampling_params
         assert params is not None and params.max_tokens is not None
-        text = self.tokenizer.decode(prompt["prompt_token_ids"])
-        rule = self.script.answer(text, self._turn_mark)
+        rule = self.script.answer(self._text(prompt["prompt_token_ids"]), self._turn_mark)
         end = params.eos_token_id if params.eos_token_id is not None else self.tokenizer.eos_token_id
         ids = rule.ids if rule.ids is not None else [*self.tokenizer.encode(rule.say or "", add_special_tokens=False), end]
         detokenizer = IncrementalDetokenizer.from_new_request(self.tokenizer, request)
@@ -115,7 +114,11 @@ class ScriptedClient(EngineClient):
 
     def overflows(self, ids: Sequence[int]) -> bool:
         """Whether the script wants this prompt refused as too long."""
-        return self.script.overflows(self.tokenizer.decode(ids), self._turn_mark)
+        return self.script.overflows(self._text(ids), self._turn_mark)
+
+    def _text(self, ids: Sequence[int]) -> str:
+        """A prompt for the script: "" where no rule looks at it, as decoding a long one takes longer than all else that is done here."""
+        return self.tokenizer.decode(ids) if self.script.reads_prompts else ""
 
     async def _fault(self, rule: Rule, aborted: asyncio.Event) -> None:
         if rule.fault == "die":

@@ -15,7 +15,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"--k {arguments.k} is no number of rollouts", where="--k", fix="give at least 1")
     from forge_ray.cli.check import require
 
-    require(config)
+    require(config, training=False)
     from forge_ray.job import single
     from forge_ray.report.records import outcomes, pass_at_1
     from forge_ray.report.summary import write_summary

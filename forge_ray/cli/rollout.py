@@ -16,7 +16,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"{harness!r} is not among the config's harnesses", where="--harness", fix=f"choose from {', '.join(names)}")
     from forge_ray.cli.check import require
 
-    require(config)
+    require(config, training=False)
     from forge_ray.job import single
     from forge_ray.report.text import decoder
     from forge_ray.report.trajectory import print_trajectory

@@ -18,7 +18,7 @@ def run(arguments: argparse.Namespace) -> int:
         raise UserError(f"{arguments.session!r} is no session name", where="--session", fix="use letters, digits, '.', '_' and '-'")
     from forge_ray.cli.check import require
 
-    require(config, without=NEEDLESS)
+    require(config, without=NEEDLESS, training=False)
     from forge_ray.job import serving, single
 
     model = single.checkpoint(config, arguments.checkpoint)

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 from forge_ray.config import Config
 from forge_ray.errors import ForgeRayError, UserError
-from forge_ray.job import threads
+from forge_ray.job import resources, threads
 from forge_ray.job.cluster import Cluster, connect
 from forge_ray.job.dispatch import Dispatch
 from forge_ray.job.scheduler import TaskRef
@@ -67,6 +67,14 @@ class Runtime:
         for number in (signal.SIGINT, signal.SIGTERM):
             loop.add_signal_handler(number, stop, number)
         return self._cluster
+
+    def require_resources(self, *, training: bool) -> None:
+        """Raise `UserError` for what this run's own cluster can never give."""
+        import ray
+
+        assert self._cluster is not None
+        if self._cluster.owned and (problem := resources.shortage(self.config, ray.cluster_resources(), training=training)) is not None:
+            raise problem
 
     async def model(self) -> Path:
         """The initial model's directory. Raises `UserError` where it cannot be served, before an engine says so in a hundred lines."""

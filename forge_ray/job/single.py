@@ -106,6 +106,7 @@ def in_runtime(config: Config, run: RunDir, work, first=None):
                     progress.done("inputs")
                 progress.phase("Ray", "starting")
                 runtime.connect()
+                runtime.require_resources(training=False)
                 progress.done("Ray", str(run.root))
                 async with stall.watch(progress):
                     return await work(runtime, progress)

@@ -7,6 +7,7 @@ it or makes it again.
 
 from __future__ import annotations
 
+import ast
 import asyncio
 import importlib.util
 import inspect
@@ -73,6 +74,33 @@ async def resolve(source: Source, field: str, name: str, run: RunDir, seed: int,
         raise SourceError(f"{field}: {file.name}:{function} failed ({_last_line(log)}); its output is in {log}")
     os.replace(building, target)
     return target
+
+
+def missing_function(file: Path, name: str) -> str | None:
+    """Why `file` has no function `name`, told from its text without running it; None where it has, or might make it while it runs."""
+    try:
+        tree = ast.parse(file.read_bytes(), str(file))
+    except SyntaxError as error:
+        return f"{file}:{error.lineno} is no Python ({error.msg})"
+    except (OSError, ValueError, RecursionError) as error:
+        return f"{file} cannot be read ({error})"
+    defined: set[str] = set()
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
+            defined.add(node.name)
+        elif isinstance(node, ast.Import | ast.ImportFrom):
+            defined.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
+        elif isinstance(node, ast.Name):
+            # Assigned, or a way to define anything.
+            defined.add("*" if node.id in ("globals", "exec", "setattr", "vars") else node.id)
+    if name in defined or "*" in defined:
+        return None
+    known = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
+    return f"{file} has no function {name!r}{_listed(known)}"
+
+
+def _listed(names: list[str]) -> str:
+    return f"; it has {', '.join(names)}" if names else ""
 
 
 def _last_line(log: Path) -> str:

@@ -31,6 +31,8 @@ def create(config: Config, *, training: bool = True) -> RunDir:
     """Make the directory of a new run, one that trains or not. Raises `UserError` if it exists, or lies in a submitted job's temporary copy."""
     root = Path(config.runs) / config.name
     refuse_job_copy(root)
+    if os.path.lexists(root) and not root.is_dir():
+        raise UserError(f"{root} is no directory", where="runs", fix="remove it, or choose another name: name=…")
     if root.exists() and any(root.iterdir()):
         raise UserError(
             f"run directory {root} exists",

@@ -45,6 +45,7 @@ async def _train(config: Config, run: RunDir, *, resume: bool) -> None:
             progress.phase("Ray", "starting")
             with phases.phase("ray"):
                 cluster = runtime.connect()
+                runtime.require_resources(training=True)
             progress.done("Ray", f"{'own cluster' if cluster.owned else cluster.address}, run directory {run.root}")
             if not cluster.haproxy:
                 progress.note("Serve runs without HAProxy (slower): start Ray with the variables of cluster/ray.env")

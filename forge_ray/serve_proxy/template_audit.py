@@ -290,7 +290,7 @@ def main() -> None:
         with tempfile.TemporaryDirectory(prefix="forge-ray-audit-") as directory:
             found = asyncio.run(audit(config, model_dir, Path(directory)))
     except UserError as error:
-        print(error, file=sys.stderr)
+        print(json.dumps({"where": error.where, "problem": error.problem, "fix": error.fix}))
         sys.exit(2)
     print(json.dumps([asdict(entry) for entry in found]))
 

@@ -81,6 +81,6 @@ echo "env: installing forge-ray[$extras] into $venv with $("$uv" --version)"
 echo "env: checking that everything loads"
 modules="torch, transformers, pyarrow, ray.serve, ray.data, ray.train.torch"
 case ",$extras," in *,cpu,* | *,gpu,*) modules="$modules, vllm.v1.engine.async_llm, vllm.entrypoints.openai.api_server" ;; esac
-VLLM_LOGGING_LEVEL=ERROR VLLM_NO_USAGE_STATS=1 "$venv/bin/python" -W ignore -c "import $modules" ||
+VLLM_LOGGING_LEVEL=ERROR VLLM_NO_USAGE_STATS=1 "$venv/bin/python" -W ignore -c "import logging; logging.disable(logging.WARNING); import $modules" ||
   die "the packages were installed but do not load (above); remove $venv and run make env again"
-echo "env: ready"
+echo "env: ready; for the command forge-ray: . $venv/bin/activate"

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import argparse
+import shutil
+import sys
+from pathlib import Path
 
 from forge_ray.config import Config, load
 from forge_ray.errors import UserError
@@ -30,6 +33,8 @@ def run(arguments: argparse.Namespace) -> int:
     for line in summary.lines():
         print(line)
     print(f"report: {directory.report}")
+    if shutil.which("forge-ray") is None:
+        print(f"for forge-ray's other commands: . {Path(sys.prefix) / 'bin' / 'activate'}")
     return 0
 
 

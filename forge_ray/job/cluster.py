@@ -82,6 +82,8 @@ def connect(config: Config, *, extra_environment: dict[str, str] | None = None) 
         # Ray's sockets lie below its temporary directory and must stay under 108 characters.
         temporary = Path("/tmp") if len(tempfile.gettempdir()) > 40 else Path(tempfile.gettempdir())
         os.environ.setdefault("RAY_TMPDIR", str(temporary))
+    # Actors without a CPU of their own are what a run is made of; Ray would warn of their number into the run's table.
+    os.environ.setdefault("RAY_DEDUP_LOGS_SKIP_REGEX", "PYTHON worker processes have been started")
     import ray
 
     if address is None:

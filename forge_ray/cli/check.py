@@ -47,7 +47,8 @@ def run(arguments: argparse.Namespace) -> int:
     blocked = [finding for finding in found if not finding.ok and finding.blocking]
     print(f"run directory: {Path(config.runs) / config.name}")
     if blocked:
-        raise UserError(f"{len(blocked)} thing(s) missing, first: {blocked[0].state}", where=blocked[0].topic, fix=blocked[0].fix)
+        more = f" (and {len(blocked) - 1} more, above)" if len(blocked) > 1 else ""
+        raise UserError(f"{blocked[0].state}{more}", where=blocked[0].topic, fix=blocked[0].fix)
     return 0
 
 
@@ -116,7 +117,7 @@ def _makeable(directory: Path) -> tuple[Path, str | None]:
 
 
 def _sources(config: Config) -> Iterator[Finding]:
-    from forge_ray.job.sources import GONE, missing_function
+    from forge_ray.job.sources import gone, missing_function
     from forge_ray.model_files import MODEL_FIX, policy_problem
 
     sft = config.train.sft
@@ -133,7 +134,7 @@ def _sources(config: Config) -> Iterator[Finding]:
             continue
         path = source.function[0] if source.function else Path(source.path)
         if not path.exists():
-            yield Finding(field, f"{path} does not exist", False, fix=f"correct the path{GONE}")
+            yield Finding(field, f"{path} does not exist", False, fix=f"correct the path{gone()}")
         elif source.function is not None and (problem := missing_function(*source.function)) is not None:
             yield Finding(field, problem, False, fix="correct the name or the file")
         elif source.function is None and field.startswith("tasks."):
@@ -145,7 +146,7 @@ def _sources(config: Config) -> Iterator[Finding]:
     for field in ("chat_template", "script"):
         value = getattr(config.policy, field)
         if value and not Path(value).is_file():
-            yield Finding(f"policy.{field}", f"{value} does not exist", False, fix=f"correct the path{GONE}")
+            yield Finding(f"policy.{field}", f"{value} does not exist", False, fix=f"correct the path{gone()}")
         elif value and field == "script":
             yield _script(value)
 
@@ -210,10 +211,13 @@ def _tasks(field: str, path: Path, config: Config) -> Finding:
     named = [f"{task.name}: {problem}" for task in tasks for problem in task.unsupported(config.sandbox.backend, isolation)]
     if named:
         return Finding(
-            field, f"{len(named)} unsupported feature(s): {'; '.join(named[:3])}", False, fix="change the task or the sandbox backend"
+            field,
+            f"unsupported: {'; '.join(named[:3])}{f' (and {len(named) - 3} more)' if len(named) > 3 else ''}",
+            False,
+            fix="change the task or the sandbox backend",
         )
     notes = sorted({note for task in tasks for note in task.notes})
-    return Finding(field, f"{len(tasks)} tasks{f' ({notes[0]})' if notes else ''}")
+    return Finding(field, f"{len(tasks)} task{'s' * (len(tasks) != 1)}{f' ({notes[0]})' if notes else ''}")
 
 
 def _harnesses(config: Config) -> Iterator[Finding]:

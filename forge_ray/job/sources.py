@@ -21,7 +21,11 @@ from forge_ray.config import Source
 from forge_ray.errors import ForgeRayError, UserError
 from forge_ray.run_dir import RunDir
 
-GONE = "; files named by a .gitignore do not travel with ray job submit"
+
+def gone() -> str:
+    """What may have become of a file that is missing: the end of a sentence, "" where the files did not travel."""
+    travelled = "_ray_pkg_" in os.getcwd()  # the copy that a submitted job runs in
+    return "; files named by a .gitignore do not travel with ray job submit" if travelled else ""
 
 
 class SourceError(ForgeRayError):
@@ -36,11 +40,11 @@ async def resolve(source: Source, field: str, name: str, run: RunDir, seed: int,
     if source.function is None:
         path = Path(source.path)
         if not path.exists():
-            raise UserError(f"{path} does not exist", where=field, fix=f"correct the path{GONE}")
+            raise UserError(f"{path} does not exist", where=field, fix=f"correct the path{gone()}")
         return path
     file, function = source.function
     if not file.is_file():
-        raise UserError(f"{file} does not exist", where=field, fix=f"correct the path{GONE}")
+        raise UserError(f"{file} does not exist", where=field, fix=f"correct the path{gone()}")
     target = run.inputs / name
     if target.exists():
         return target

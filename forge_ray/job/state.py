@@ -28,7 +28,7 @@ _held: list[int] = []
 
 
 def create(config: Config, *, training: bool = True) -> RunDir:
-    """Make the directory of a new run, one that trains or not. Raises `UserError` if it exists, or lies in a submitted job's temporary copy."""
+    """Make the directory of a new run, of one that trains or not. Raises `UserError` if it exists, or lies in a submitted job's copy."""
     root = Path(config.runs) / config.name
     refuse_job_copy(root)
     if os.path.lexists(root) and not root.is_dir():

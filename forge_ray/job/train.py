@@ -95,6 +95,11 @@ async def _bring_up(
         driver.restore()
     with phases.phase("sft" if config.train.sft is not None and not resume else "weights"):
         await driver.first_weights()
+    if resume:
+        again = 0
+        while library.batch_path(run, (driver.version or 0) + again).exists():
+            again += 1
+        progress.note(f"resuming at step {driver.version}; replaying {again} recorded batch{'es' * (again != 1)}")
     return driver
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import re
 import signal
 import threading
 import time
@@ -163,6 +164,7 @@ def test_a_run_survives_its_parts_and_its_driver(policy: Path, tmp_path: Path) -
         with Command("train", "--resume", str(run.root), directory=tmp_path) as second:
             assert second.wait() == 0, second.text[-6000:]
             assert second.left() == []
+            assert re.search(r"^resuming at step \d+; replaying \d+ recorded batch", second.text, re.MULTILINE), second.text[-6000:]
         assert first.left(120) == []
     published.stop()
     assert sandboxes(tmp_path) == []

@@ -7,7 +7,10 @@ import io
 from rich.console import Console
 
 from forge_ray.outcome import Outcome
+from forge_ray.report import signal
+from forge_ray.report.metrics import StepMetrics
 from forge_ray.report.progress import Progress
+from forge_ray.report.summary import Summary
 from forge_ray.rollout import RolloutRecord
 
 ROW = {
@@ -43,6 +46,19 @@ def test_a_step_is_one_plain_line() -> None:
         "logprob| 2.0e-07", "sync s 0.06", "s 4.2",
     ):  # fmt: skip
         assert part in line
+
+
+def test_a_step_that_teaches_nothing_says_so() -> None:
+    row = {"step": 1, "groups": 8, "groups_degenerate": 8}
+    said = signal.warning(StepMetrics.model_validate({**row, "reward_mean": 0.0}))
+    assert said is not None and "all rollouts of each group got the same reward (0); nothing was trained" in said and "easier" in said
+    assert "harder" in (signal.warning(StepMetrics.model_validate({**row, "reward_mean": 1.0})) or "")
+    assert "larger train.group_size" in (signal.warning(StepMetrics.model_validate({**row, "reward_mean": 0.5})) or "")
+    for taught in ({"groups_degenerate": 7}, {"groups": None}):
+        assert signal.warning(StepMetrics.model_validate({**row, **taught})) is None
+    steps = [StepMetrics.model_validate({**row, "groups_degenerate": n}) for n in (8, 3, 8)]
+    assert signal.untaught(steps) == 2
+    assert "2 of 3 steps trained nothing: all rollouts" in "\n".join(Summary(name="x", seed=0, steps=3, untaught_steps=2).lines())
 
 
 def test_what_is_not_known_is_a_dash() -> None:

@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import struct
 from collections.abc import Iterator
 from pathlib import Path
@@ -26,6 +27,8 @@ def policy_problem(policy: Policy, directory: Path) -> str | None:
     """Why `policy` cannot be served from `directory`, as far as can be seen from outside; None if it looks whole."""
     if policy.script is None and (problem := model_problem(directory)) is not None:
         return problem
+    if policy.chat_template is not None and (problem := template_problem(Path(policy.chat_template))) is not None:
+        return problem
     if "tokenizer" in policy.engine or policy.engine.get("tokenizer_mode", "auto") not in ("auto", "hf", "slow"):
         return None  # kept elsewhere, or in a form with a template of its own
     return tokenizer_problem(directory, template=policy.chat_template is None and "chat_template" not in policy.server)
@@ -40,11 +43,37 @@ def tokenizer_problem(directory: Path, *, template: bool) -> str | None:
     """Why no chat can be held with the tokenizer in `directory`; `template`: whether it must bring a chat template."""
     if not any((directory / name).exists() for name in TOKENIZER_FILES):
         return f"{directory} has no tokenizer (none of {', '.join(TOKENIZER_FILES[:3])}, …)"
+    written = directory / "chat_template.jinja"
+    if template and written.exists() and (problem := template_problem(written)) is not None:
+        return problem
     config, problem = _json(directory / "tokenizer_config.json")
     if problem is not None and (directory / "tokenizer_config.json").exists():
         return problem
     if template and not any((directory / name).exists() for name in TEMPLATE_FILES) and not config.get("chat_template"):
         return f"the tokenizer in {directory} has no chat template"
+    inside = config.get("chat_template")
+    if template and not written.exists() and isinstance(inside, str):
+        return _syntax(inside, f"the chat template in {directory / 'tokenizer_config.json'}")
+    return None
+
+
+def template_problem(file: Path) -> str | None:
+    """Why the text in `file` is no Jinja template; None if it is one."""
+    try:
+        return _syntax(file.read_text(encoding="utf-8"), str(file))
+    except (OSError, UnicodeDecodeError) as error:
+        return f"{file} cannot be read ({error})"
+
+
+def _syntax(template: str, where: str) -> str | None:
+    import jinja2
+
+    # transformers' own tag around what the model says means nothing to plain Jinja.
+    plain = re.sub(r"{%-?\s*(end)?generation\s*-?%}", "", template)
+    try:
+        jinja2.Environment(extensions=["jinja2.ext.loopcontrols"]).parse(plain)
+    except jinja2.TemplateSyntaxError as error:
+        return f"{where} is no Jinja template (line {error.lineno}: {error.message})"
     return None
 
 

@@ -61,6 +61,9 @@ def test_a_whole_model_has_no_problem(model: Path) -> None:
         ("tokenizer_config.json", b"{}", "no chat template"),
         ("tokenizer_config.json", b"{", "tokenizer_config.json is not JSON"),
         ("tokenizer_config.json", None, "no chat template"),
+        ("tokenizer_config.json", b'{"chat_template": "{% for x in %}"}', "is no Jinja template (line 1: Expected an expression"),
+        ("chat_template.jinja", b"\n{% for x in %}", "chat_template.jinja is no Jinja template (line 2"),
+        ("chat_template.jinja", b"\xff", "cannot be read"),
     ],
 )
 def test_what_is_missing_or_damaged_is_named(model: Path, name: str, content: bytes | None, words: str) -> None:
@@ -75,7 +78,6 @@ def test_what_is_missing_or_damaged_is_named(model: Path, name: str, content: by
 @pytest.mark.parametrize(
     "policy",
     [
-        {"chat_template": "x.jinja"},
         {"server": {"chat_template": "x"}},
         {"engine": {"tokenizer": "elsewhere"}},
         {"engine": {"tokenizer_mode": "mistral"}},
@@ -84,6 +86,19 @@ def test_what_is_missing_or_damaged_is_named(model: Path, name: str, content: by
 def test_a_template_may_come_from_elsewhere(model: Path, policy: dict[str, Any]) -> None:
     (model / "tokenizer_config.json").write_text("{}")
     assert policy_problem(Policy.model_validate({"model": "m", **policy}), model) is None
+
+
+def test_what_transformers_adds_to_jinja_is_known_and_the_policys_own_template_is_looked_at(model: Path) -> None:
+    good = "{% for m in messages %}{% if not m %}{% continue %}{% endif %}{%- generation -%}x{% endgeneration %}{% endfor %}"
+    (model / "chat_template.jinja").write_text(good)
+    own = model / "own.jinja"
+    policy = Policy.model_validate({"model": "m", "chat_template": str(own)})
+    assert tokenizer_problem(model, template=True) is None
+    own.write_text("{{ x")
+    assert f"{own} is no Jinja template" in (policy_problem(policy, model) or "")
+    (model / "chat_template.jinja").write_text("{{ x")  # not used
+    own.write_text(good)
+    assert policy_problem(policy, model) is None
 
 
 def test_a_script_needs_no_weights_and_a_chat_needs_a_tokenizer(model: Path) -> None:

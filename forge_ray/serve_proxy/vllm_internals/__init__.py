@@ -41,6 +41,7 @@ from forge_ray.serve_proxy.arguments import command_line
 from forge_ray.serve_proxy.identity import CallContext, current
 from forge_ray.serve_proxy.recording import Recorder, forced
 from forge_ray.serve_proxy.scripted_engine import load_script
+from forge_ray.serve_proxy.vllm_internals.parsers import check_parsers
 from forge_ray.serve_proxy.vllm_internals.repairs import repair
 from forge_ray.serve_proxy.vllm_internals.scripted_client import TASKS, ScriptedClient
 from forge_ray.serve_proxy.vllm_internals.turns import ServerTurns, media
@@ -295,6 +296,7 @@ def parse_arguments(config: Config, model_dir: str, seed: int = 0) -> Namespace:
         validate_parsed_serve_args(args)
     except (TypeError, ValueError) as error:
         raise UserError(str(error), where="policy.engine/policy.server", fix="correct the value") from None
+    check_parsers(args)
     return args
 
 

@@ -97,13 +97,14 @@ def compaction(program: Program) -> Plan | None:
         return None
     of, kept = mark(program.name, "compaction"), mark(program.name, "compaction", "kept")
     shell = program.shell
-    long = "printf 'first\\n' > first.txt; seq 1000000 1004000 | tr '\\n' ' '"
+    long = [f"seq {start}000000 {start}004000 | tr '\\n' ' '" for start in range(1, 1 + how.outputs)]
+    begin = Reply(f"I begin {of}.", tuple(shell.call(command) for command in (f"printf 'first\\n' > first.txt; {long[0]}", *long[1:])))
     summary = f"<summary>\n{kept} first.txt is written. second.txt is still to be written.\n</summary>"
     rules = [
         rule("summary", Reply(summary), of=of, **_condition(how.words)),
         rule("after.1", program.end("Both are written."), if_=kept, last="second-is-there"),
         rule("after.0", Reply("I go on.", (shell.call("printf 'second\\n' > second.txt; echo second-is-\"there\""),)), if_=kept),
-        rule("main.0", Reply("I begin.", (shell.call(long),)), of=of, turn=0),
+        rule("main.0", begin, of=of, turn=0),
     ]
     if how.trigger == "overflow":
         rules.append({"name": "overflow", "of": of, "turn": 1, "fault": "overflow"})

@@ -144,9 +144,12 @@ class Door:
         async with aclosing(self.source(request, body)) as answer:
             try:
                 head = await anext(answer)
-            except (aiohttp.ClientError, OSError) as error:
+            except aiohttp.ClientConnectorError as error:
                 exchange.status = 502
                 return web.json_response({"error": {"message": f"the proxy does not answer: {error!r}"}}, status=502)
+            except (aiohttp.ClientError, OSError):  # the source broke off, so do we
+                _reset(request)
+                return web.Response()
             assert isinstance(head, Head)
             exchange.status = head.status
             if fault == "reset":
@@ -178,12 +181,12 @@ class Door:
                 held += chunk
                 events += chunk.count(b"\n\n")
         except (aiohttp.ClientError, OSError):  # the source broke off, so do we
-            _abort(request)
+            await _abort(request)
             return response
         if cut:
             if not streamed:
                 await response.write(held[: len(held) // 2])
-            _abort(request)
+            await _abort(request)
             return response
         await response.write_eof()
         exchange.whole = True
@@ -217,7 +220,8 @@ def _reset(request: web.Request) -> None:
         transport.abort()
 
 
-def _abort(request: web.Request) -> None:
-    """Close the connection without the body's end."""
+async def _abort(request: web.Request) -> None:
+    """Close the connection without the body's end, which aiohttp would write once the handler returns."""
+    await asyncio.sleep(0.05)  # what was written goes out first
     if request.transport is not None:
-        asyncio.get_running_loop().call_later(0.05, request.transport.abort)  # what was written goes out first
+        request.transport.abort()

@@ -58,9 +58,11 @@ class Compaction:
     """How a program shortens a history that has become too long."""
 
     trigger: Literal["overflow", "usage"]
-    """overflow: the proxy refuses a prompt as too long. usage: the token counts of a reply are above a limit of the program's own."""
+    """overflow: the proxy refuses a prompt as too long. usage: the program's count, from a reply's usage on, is above a limit of its own."""
     words: Mapping[str, str]
     """Conditions of a script's rule (`if`, `last`) by which the request for a summary is known."""
+    outputs: int = 3
+    """Commands with 32,000 characters of output that make the history long, in one reply."""
     same_conversation: bool = False
     """Whether program names the shortened history by the id of the old one."""
     options: Mapping[str, Any] = field(default_factory=dict)
@@ -105,6 +107,12 @@ _ALL = [
             wait=Tool("multi_agent_v1__wait_agent", "targets"),
             find=r'"agent_id\W+([0-9a-f-]{36})',
         ),
+        compaction=Compaction(
+            "usage",
+            {"last": "CONTEXT CHECKPOINT COMPACTION"},
+            same_conversation=True,
+            options={"config": {"model_auto_compact_token_limit": 20_000}},
+        ),
         gives_up=frozenset({"429"}),
     ),
     Program(
@@ -112,6 +120,7 @@ _ALL = [
         "messages",
         Tool("Bash", "command", {"description": "Do the next step"}),
         spawn=Spawn(Tool("Agent", "prompt", {"description": "Write a file", "subagent_type": "general-purpose"}, first=False), "notice"),
+        compaction=Compaction("overflow", {"last": "an <analysis> block followed by a <summary> block"}),
     ),
     Program("zeroclaw", "chat", Tool("shell", "command", {"approved": True}), spawn=Spawn(Tool("spawn_subagent", "prompt"), "report")),
     Program("openclaw", "chat", Tool("exec", "command", {"timeoutSeconds": 60})),
@@ -120,6 +129,7 @@ _ALL = [
         "chat",
         Tool("run_shell_command", "command", {"description": "Do the next step", "is_background": False}),
         spawn=Spawn(Tool("agent", "prompt", {"description": "Write a file", "subagent_type": "general-purpose"}, first=False), "notice"),
+        compaction=Compaction("overflow", {"if": "state_snapshot"}),
     ),
     Program(
         "gemini_cli",
@@ -137,6 +147,7 @@ _ALL = [
         "chat",
         Tool("bash", "command", {"description": "Do the next step"}),
         spawn=Spawn(Tool("task", "prompt", {"description": "Write a file", "subagent_type": "general"}, first=False), "report"),
+        compaction=Compaction("overflow", {"if": "Here is the conversation so far"}),
         side=({"name": "title", "if": "You are a title generator"},),
     ),
     Program("mini_swe_agent", "chat", Tool("bash", "command"), submit="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
@@ -145,6 +156,7 @@ _ALL = [
         "chat",
         Tool("Bash", "command", {"timeout": 60}),
         spawn=Spawn(Tool("Agent", "prompt", {"description": "Write a file"}, first=False), "report"),
+        compaction=Compaction("overflow", {"last": "Create a handoff summary for the"}, outputs=2),
     ),
 ]
 PROGRAMS = {program.name: program for program in _ALL}

@@ -43,7 +43,7 @@ class Upstream:
         prompt = wire.prompt(asked)
         if self.script.overflows(prompt, TURN):
             yield Head(400, _JSON)
-            yield json.dumps(wire.error(400, wire.overflow(WINDOW + len(prompt) // 3, WINDOW))).encode()
+            yield json.dumps(wire.error(400, wire.overflow(WINDOW + 1, WINDOW))).encode()
             return
         rule = self.script.answer(prompt, TURN)
         self.said[self.script.whose(prompt)].append(rule.name)

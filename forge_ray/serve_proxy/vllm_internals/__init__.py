@@ -245,7 +245,7 @@ class ScriptedLLM(Recording, ScriptedClient):
 
     def prompt_tokens(self, ids: Sequence[int]) -> int:
         """Above the window where the script says so."""
-        return max(len(ids), self.recorder.engine_window) if self.overflows(ids) else len(ids)
+        return max(len(ids), self.recorder.engine_window + 1) if self.overflows(ids) else len(ids)
 
 
 Engine = RecordingLLM | ScriptedLLM

@@ -25,7 +25,7 @@ def waiting() -> str | None:
     """What the connected cluster cannot place at present, in one line; None if there is nothing. Asks the GCS (blocking, milliseconds)."""
     import ray
     from ray._private import state
-    from ray._raylet import GcsClient
+    from ray._raylet import GcsClient  # type: ignore[attr-defined]
     from ray.autoscaler.v2.sdk import get_cluster_resource_state
 
     now = get_cluster_resource_state(GcsClient(address=ray.get_runtime_context().gcs_address))

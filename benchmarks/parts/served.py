@@ -1,0 +1,110 @@
+"""Our proxy on a Ray cluster of its own, and beside it Serve's floor. `python -m benchmarks.parts.served SPEC`.
+
+The floor is a Serve deployment that reads the request and answers with bytes that were recorded from vLLM's app: the same headers, the same
+chunks, no work. What it takes is Serve's own share of what our proxy takes.
+"""
+
+from __future__ import annotations
+
+import json
+import logging
+import os
+import shutil
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+from benchmarks.parts.asgi import make_config, make_run, scripted
+from benchmarks.parts.conversation import Words
+from forge_ray import ray_env
+
+FLOOR = "/floor"
+
+
+class Floor:
+    """Answers every request with the same reply."""
+
+    def __init__(self, unary: bytes, events: list[bytes]) -> None:
+        self.unary, self.events = unary, events
+
+    async def __serve_build_asgi_app__(self) -> Any:
+        import asyncio
+
+        from starlette.applications import Starlette
+        from starlette.requests import Request
+        from starlette.responses import Response, StreamingResponse
+        from starlette.routing import Route
+
+        async def stream() -> Any:
+            for event in self.events:
+                await asyncio.sleep(0)
+                yield event
+
+        async def answer(request: Request) -> Response:
+            streamed = b'"stream":true' in (await request.body())[:100]
+            return StreamingResponse(stream(), media_type="text/event-stream") if streamed else Response(self.unary, media_type="application/json")
+
+        return Starlette(routes=[Route("/{path:path}", answer, methods=["POST"])])
+
+
+def start_ray(ports: int, directory: str) -> None:
+    """A cluster of this process's own; its ports begin at `ports`."""
+    own = {
+        "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": ports + 100,
+        "RAY_SERVE_DIRECT_INGRESS_MAX_HTTP_PORT": ports + 199,
+        "RAY_SERVE_DIRECT_INGRESS_MIN_GRPC_PORT": ports + 200,
+        "RAY_SERVE_DIRECT_INGRESS_MAX_GRPC_PORT": ports + 299,
+        "RAY_SERVE_HAPROXY_METRICS_PORT": ports + 1,
+        "RAY_SERVE_HAPROXY_STATS_PORT": ports + 2,
+    }
+    os.environ.update({name: str(value) for name, value in own.items()})
+    os.environ["RAY_memory_monitor_refresh_ms"] = "0"  # noqa: SIM112 - Ray reads it so
+    os.environ.pop("RAY_ADDRESS", None)
+    import ray
+
+    ray.init(
+        address="local",
+        num_cpus=8,
+        include_dashboard=False,
+        object_store_memory=256 * 2**20,
+        log_to_driver=False,
+        logging_level=logging.WARNING,
+        _temp_dir=directory,
+        runtime_env={"env_vars": ray_env.worker()},
+    )
+
+
+def main() -> int:
+    spec = json.loads(sys.argv[1])
+    ray_env.apply()
+    if not spec["haproxy"]:
+        for name in ("RAY_SERVE_ENABLE_HA_PROXY", "RAY_SERVE_THROUGHPUT_OPTIMIZED"):
+            os.environ[name] = "0"
+    root = Path(tempfile.mkdtemp(prefix="fr-bench-"))
+    try:
+        start_ray(spec["port"], str(root / "r"))
+        import ray
+        from ray import serve
+
+        from forge_ray.serve_proxy import deployment
+
+        words = Words(**json.loads(Path(spec["words"]).read_text()))
+        config, run = make_config(root, Path(spec["model"]), scripted(words), spec["port"]), make_run(root / "run")
+        client = deployment.start(config, run, config.policy.model.path, 1)
+        reply = json.loads(Path(spec["reply"]).read_text())
+        events = [f"{event}\n\n".encode() for event in reply["streamed"].split("\n\n") if event]
+        floor = serve.deployment(name="floor", max_ongoing_requests=1000, logging_config={"log_level": "WARNING", "enable_access_log": False})
+        serve.run(floor(serve.ingress()(Floor)).bind(reply["unary"].encode(), events), name="floor", route_prefix=FLOOR)
+        print(json.dumps({"base": client.base_url, "calls": str(run.calls)}), flush=True)
+        sys.stdin.read()  # until the benchmark closes it
+        serve.delete("floor")
+        deployment.stop(client.app)
+        ray.shutdown()
+    finally:
+        shutil.rmtree(root, ignore_errors=True)
+    return 0
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -39,11 +39,13 @@ def run(arguments: argparse.Namespace) -> int:
     state = reader.state(session)
     print(f"session {session} of {directory.root} ({state.purpose or 'no call'})")
     try:
-        for line in replay(calls, chosen, weights, decoder(model_directory(directory)), full=arguments.full):
+        other = reader.upstream(session)
+        for line in replay(calls, chosen, weights, decoder(model_directory(directory)), full=arguments.full, upstream=other):
             print(line)
         ends = [f"limit {state.limit} reached"] * (state.limit is not None) + ["closed"] * state.closed
         trained = sum(len(calls[ordinal].ids) for ordinal in chosen)
-        print(f"\n{len(calls)} calls, {state.refused} refused requests, {trained} trained tokens{''.join(f', {end}' for end in ends)}")
+        counted = f"{len(calls)} calls{f' and {len(other)} of other models' if other else ''}"
+        print(f"\n{counted}, {state.refused} refused requests, {trained} trained tokens{''.join(f', {end}' for end in ends)}")
     except BrokenPipeError:  # `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0

@@ -7,11 +7,14 @@ weight version that sampled it. Of a prompt only what is new against its parent 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
+from forge_ray.report import upstream_text
 from forge_ray.report.text import Decode, pieces
 from forge_ray.report.trajectory import facts, visible
 from forge_ray.trajectories.call import Call
+from forge_ray.trajectories.upstream import UpstreamCall
 
 EDGE = 24
 """Tokens at each end of a prompt's new part that are written out."""
@@ -35,11 +38,21 @@ def untrained(call: Call, weights: Mapping[str, float]) -> str:
 
 
 def replay(
-    calls: Sequence[Call], trained: Collection[int], weights: Mapping[str, float], decode: Decode, *, full: bool = False
+    calls: Sequence[Call],
+    trained: Collection[int],
+    weights: Mapping[str, float],
+    decode: Decode,
+    *,
+    full: bool = False,
+    upstream: Sequence[UpstreamCall] = (),
 ) -> Iterator[str]:
-    """The lines of a session. `calls` in the order to show, `trained` ordinals in `calls`; `weights` of the kinds."""
+    """The lines of a session. `calls` in the order to show, `trained` ordinals in `calls`; `weights` of the kinds; `upstream` by time: each
+    is shown before the first call that ended after it."""
     numbers = {call.id: number for number, call in enumerate(calls, start=1)}
+    others = deque(upstream)
     for number, call in enumerate(calls, start=1):
+        while others and (call.ended is None or others[0].ended <= call.ended):
+            yield from upstream_text.lines(others.popleft(), full=full)
         known = call.parent in numbers and numbers[call.parent] < number
         shared = call.shared if known else 0
         new = call.prompt_ids[shared:]
@@ -58,7 +71,9 @@ def replay(
             yield f"   {f'0–{shared - 1}':>7}  0     as in call {numbers.get(call.parent or '')}"
         yield from _prompt(new, shared, decode, full)
         yield from _sampled(call, decode, "1" if chosen else "0")
-    if not calls:
+    for other in others:
+        yield from upstream_text.lines(other, full=full)
+    if not calls and not upstream:
         yield "no call of this session is in the call log"
 
 

@@ -26,6 +26,7 @@ from forge_ray.serve_proxy.sessions import Sessions
 from tests.tiny_model import tiny_model
 
 WINDOW = 2048
+UPSTREAM_KEY, UPSTREAM_SESSION = "FORGE_RAY_TEST_UPSTREAM_KEY", "behind-the-proxy"
 LONG_TEXT = "def main(argument):\n" * 60
 """More than 300 tokens: longer than two blocks of the prefix cache."""
 
@@ -131,7 +132,11 @@ def served(cluster: None) -> Iterator[Served]:
     from forge_ray.serve_proxy import deployment
 
     root = Path(tempfile.mkdtemp(prefix="forge-ray-run-"))
-    config = make_config("integration", int(os.environ.get("FORGE_RAY_TEST_PORT", "18710")))
+    port = int(os.environ.get("FORGE_RAY_TEST_PORT", "18710"))
+    # Another model behind the proxy: the proxy itself, as it is for a session of its own.
+    upstreams = {"teacher": {"url": f"http://127.0.0.1:{port}/v1", "key_env": UPSTREAM_KEY, "model": "policy"}}
+    os.environ[UPSTREAM_KEY] = Sessions(bytes.fromhex("ab" * 32)).issue(UPSTREAM_SESSION, "train")
+    config = make_config("integration", port, proxy={"upstreams": upstreams})
     run = make_run(root)
     client = deployment.start(config, run, config.policy.model.path, 1)
     yield Served(config, run, client, Sessions(bytes.fromhex("ab" * 32)))

@@ -64,6 +64,7 @@ async def scripted(directory: Path, rules: list[dict[str, Any]], **config: Any) 
     from forge_ray.serve_proxy.recording import Recorder
     from forge_ray.serve_proxy.session_index import SessionIndex
     from forge_ray.serve_proxy.sessions import Sessions
+    from forge_ray.serve_proxy.upstream_routes import Keys, Targets
     from forge_ray.trajectories.call_log import CallLogWriter
 
     script = directory / "script.json"
@@ -81,7 +82,8 @@ async def scripted(directory: Path, rules: list[dict[str, Any]], **config: Any) 
     admission = recorder.admission = Admission.of(settings.proxy, engine.vllm_config.scheduler_config.max_num_seqs)
     app = await vllm_internals.make_app(engine, args)
     limits = EdgeSettings.of(settings, index.window(window), run.bodies)
-    edge = Edge(app, settings=limits, sessions=Sessions(SECRET), index=index, log=log, admission=admission)
+    targets = Targets(settings, Keys.of(settings))
+    edge = Edge(app, settings=limits, sessions=Sessions(SECRET), index=index, log=log, admission=admission, targets=targets)
     whole = Disconnects(edge)
     async with httpx.AsyncClient(transport=httpx.ASGITransport(whole), base_url="http://proxy", timeout=60) as http:
         yield Scripted(settings, run, engine, edge, whole, index, recorder, http)

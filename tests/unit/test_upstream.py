@@ -10,10 +10,14 @@ from typing import Any
 import httpx
 import pytest
 
-from forge_ray.config import Config
+from forge_ray.config import Config, Limits, Train
 from forge_ray.errors import UserError
+from forge_ray.serve_proxy.client import merge
+from forge_ray.serve_proxy.session_index import SessionIndex
 from forge_ray.serve_proxy.upstream_routes import Keys, Targets
+from forge_ray.trajectories import batch
 from tests.unit.edge_app import Rig
+from tests.unit.making import make_record
 from tests.unit.test_edge_wire import WAIT_S, until
 from tests.unit.upstream_app import KEY, Other, behind, config_of, sse
 
@@ -235,6 +239,37 @@ async def test_the_log_grows_with_what_is_new(tmp_path: Path) -> None:
         rig.edge.forget("g1-0.0")
         await ask(rig, url, **sent[0])
         assert rig.events("upstream")[3]["parent"] is None and rig.read().upstream("g1-0.0")[3].request == sent[0]
+
+
+async def test_no_token_of_another_model_is_in_a_step_batch(tmp_path: Path) -> None:
+    other = Other(STREAM)
+    async with behind(tmp_path, other) as (rig, url):
+        await ask(rig, url, stream=True)
+        await ask(rig, url, model="policy")
+        await ask(rig, url, stream=True)
+        calls = rig.read().session("g1-0.0")
+        assert len(rig.read().upstream("g1-0.0")) == 2 and len(calls) == 1
+        # The other model does not say how the rollout ended.
+        counts = rig.index.state("g1-0.0").counts["r0"]
+        assert (counts.calls, counts.upstream, counts.last_reply, counts.last_kind) == (1, 2, "answer", "agent")
+    groups = [
+        [(make_record("g1-0.0" if number else "g1-1.0", reward), calls if number else []) for number, reward in enumerate((0.0, 1.0))]
+    ]
+    built = batch.build_step(groups, Train(), version=1)
+    (row,) = built.table.to_pylist()
+    assert row["ids"] == [1, 2, 3, 11, 12, 13] and row["mask"] == [False] * 3 + [True] * 3
+    assert (built.stats["calls"], built.stats["tokens_trained"]) == (1, 3)
+
+
+async def test_a_replica_that_takes_over_knows_how_the_teachers_rollout_stood(tmp_path: Path) -> None:
+    async with behind(tmp_path, Other(STREAM)) as (rig, url):
+        await ask(rig, url, stream=True)
+        state = rig.read().state("g1-0.0")
+    successor = SessionIndex("r1", Limits())
+    for _ in range(2):
+        successor.restore("g1-0.0", [], closed=False, limit=None, refused_by=state.refused_by, upstream=state.upstream)
+    summary = merge("g1-0.0", [{"replica": "r1", **successor.state("g1-0.0").report()}])
+    assert (summary.upstream, summary.calls, summary.failed, summary.last_status, summary.last_reply) == (1, 0, 0, "finished", "tool_calls")
 
 
 def test_keys_come_from_the_environment_and_show_nowhere(tmp_path: Path) -> None:

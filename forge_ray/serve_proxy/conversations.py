@@ -12,7 +12,7 @@ same system text and tools (a retry that rewrites the user message).
 Any other request starts a conversation. That is a sub-agent's if its first user text holds a string argument of a tool call that the
 session made before; a side call (aux) if it declares no tools and has another system text than those that do; else the agent's. A
 summary is known by a history without tools, or afterwards: its whole answer stands in the first user text of a new conversation with the
-same system text. What is seen afterwards corrects earlier calls.
+same system text, or (a side call's) among a later request's replies. What is seen afterwards corrects earlier calls.
 
 Pure: no clock, no engine. `judge` changes nothing, `enter` takes its verdict in.
 """
@@ -24,7 +24,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 
 from forge_ray.serve_proxy.canonical_json import load
-from forge_ray.serve_proxy.history import History
+from forge_ray.serve_proxy.history import History, text_of
 from forge_ray.serve_proxy.identity import Kind
 from forge_ray.serve_proxy.prompt_tree import Recorded
 from forge_ray.serve_proxy.turns import Turn
@@ -112,7 +112,7 @@ class Conversations:
                 kind = "compaction"
             elif found.kind is None and not found.by_header and all(call.kind == "aux" for call in found.calls):
                 kind = "aux"
-        return Verdict(found.id, kind, corrections=self._late_side_calls(history, kind))
+        return Verdict(found.id, kind, corrections=(*self._late_side_calls(history, kind), *self._restated(history, read)))
 
     def enter(self, verdict: Verdict, history: History | None, call: Recorded) -> None:
         """Take in a call under `call.conversation` (the verdict's, or a new one)."""
@@ -201,7 +201,7 @@ class Conversations:
         text = history.opening_text()
         if kind == "subagent":
             return Verdict(hint, kind, True, spawned_by=self._spawner(text, read))
-        late = self._late_side_calls(history, kind)
+        late = (*self._late_side_calls(history, kind), *self._restated(history, read))
         if by_header or hint is not None:
             return Verdict(hint, kind, by_header, corrections=late)
         summary = self._summary(history, text, read)
@@ -244,11 +244,24 @@ class Conversations:
             turn = read(call)
             if turn is None or turn.calls:
                 continue
-            said = turn.text.strip()
-            inner = [match.group(2).strip() for match in _INNER.finditer(said)]
-            if any(len(part) >= SUMMARY and part in text for part in (said, *inner)):
+            if any(part in text for part in _summaries(turn)):
                 return found, call
         return None
+
+    def _restated(self, history: History | None, read: ReadTurn) -> tuple[tuple[str, Kind], ...]:
+        """Side calls whose answer an agent's request holds as a reply of its own: summaries of a history that was sent as one text."""
+        if history is None or not history.tools or not history.carries_replies:
+            return ()
+        aside = [call for _, call in self._calls() if call.kind == "aux"]
+        if not aside:
+            return ()
+        replies = [text_of(item.get("content")) for item in history.items if isinstance(item, dict) and item.get("role") == "assistant"]
+        turns = [(call, read(call)) for call in aside]
+        return tuple(
+            (call.call, "compaction")
+            for call, turn in turns
+            if turn is not None and not turn.calls and any(part in text for part in _summaries(turn) for text in replies)
+        )
 
     # ---- side calls that came first
 
@@ -267,6 +280,13 @@ class Conversations:
 def _beside(found: Conversation) -> bool:
     """Whether it holds nothing but calls that a header, or the model that they ask for, calls side calls."""
     return found.by_header and all(call.kind == "aux" for call in found.calls)
+
+
+def _summaries(turn: Turn) -> list[str]:
+    """What of an answer may be a summary: all of it, or what stands in a tag."""
+    said = turn.text.strip()
+    parts = (said, *(match.group(2).strip() for match in _INNER.finditer(said)))
+    return [part for part in parts if len(part) >= SUMMARY]
 
 
 def _strings(turn: Turn) -> Iterator[str]:

@@ -134,6 +134,21 @@ def test_claude_codes_subagent_and_compaction() -> None:
     assert (again.kind, again.splice, again.spawned_by) == ("agent", "new", None) and again.conversation != first.conversation
 
 
+def test_opencodes_summary_is_a_request_of_its_own_whose_answer_becomes_a_reply() -> None:
+    session = ToySession()
+    main = {"user-agent": "opencode/1.18", "x-session-id": "ses_1"}
+    title = session.ask("chat", chat(user("do it"), system="You make titles.", tools=[]), "A title", headers=main)
+    session.ask("chat", chat(user("do it")), RUN, headers=main)
+    text = "We looked at all of the files and there are seven of them."
+    whole = user("Here is the conversation so far: do it, ls -la")
+    summary = session.ask("chat", chat(whole, system="You summarise.", tools=[]), text, headers=main)
+    assert summary.kind == "aux"  # nothing tells it apart yet
+    after = chat(user("What did we do so far?"), {"role": "assistant", "content": text}, user("Continue."))
+    again = session.ask("chat", after, headers=main)
+    assert session.corrected == {summary.call: "compaction"} and title.call not in session.corrected
+    assert (again.kind, again.conversation, again.splice) == ("agent", "ses_1", "fork")
+
+
 def test_opencodes_title_call_comes_first_under_the_same_id() -> None:
     session = ToySession()
     main = {"user-agent": "opencode/1.18", "x-session-id": "ses_1"}

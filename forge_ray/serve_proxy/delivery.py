@@ -65,7 +65,7 @@ class Delivery:
             told = reply if call == context.calls[-1] else "tool_calls"
             events.append({"event": "delivered" if tee.delivered else "undelivered", "call": call, "reply": told, **report})
         results = await asyncio.gather(
-            *(self._log.append(event) for event in events),
+            *(self._log.hold(event) for event in events),
             *([self._keep(request, bytes(tee.kept))] if self._bodies is not None else []),
             return_exceptions=True,
         )

@@ -1,9 +1,9 @@
 """The engine tap: what every engine of ours does around its `generate`, whatever samples the tokens.
 
 A call goes through three steps: `admit` (how many tokens may it sample), `open` (its place in the session, the open event) and `follow`
-(the outputs, the end event). `follow` appends `finished` or `length` and waits until it is on disk before it hands on the last output, so
-nothing leaves the replica that a crash could lose. A consumer that goes away closes the generator: then `cancelled` is appended, shielded
-from the cancellation itself, with the tokens seen so far and the weight version at both ends.
+(the outputs, the end event). `follow` hands on no output before the open event is on disk, and the last one only when `finished` or
+`length` is, so nothing leaves the replica that a crash could lose. A consumer that goes away closes the generator: then `cancelled` is
+appended, shielded from the cancellation itself, with the tokens seen so far and the weight version at both ends.
 
 Outputs are vLLM's `RequestOutput`s; only the attributes named in `Output` and `Completion` are read, so this file needs no vLLM.
 """
@@ -92,6 +92,8 @@ class LiveCall:
     cap: Cap
     ids: list[int] = field(default_factory=list)
     logprobs: list[float] = field(default_factory=list)
+    opened: asyncio.Future[None] | None = None
+    """Its open event on its way to the disk; None: it is there."""
     ended: bool = False
     done: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the end event is on disk."""
@@ -196,7 +198,8 @@ class Recorder:
         sampling: Mapping[str, Any],
         masked_by_grammar: bool,
     ) -> LiveCall:
-        """Give the call its id and enter it in its place, and append its open event. `sampling`: the parameters really used."""
+        """Give the call its id and enter it in its place, and have its open event written; `follow` waits for that. `sampling`: the parameters
+        really used."""
         place = prompt if isinstance(prompt, Placement) else self.find(context, prompt)
         call = LiveCall(uuid.uuid4().hex, context, len(place.prompt), max_tokens, cap)
         self.index.enter(context.session, call.id, place)
@@ -205,57 +208,63 @@ class Recorder:
         context.finish_reason = None
         self.live[call.id] = call
         corrections = [{"event": "kind", "call": name, "kind": kind, "t": time.time()} for name, kind in place.verdict.corrections]
-        try:
-            await self._append(
-                {
-                    "event": "open",
-                    "call": call.id,
-                    "session": context.session,
-                    "purpose": context.purpose,
-                    "replica": self.index.replica,
-                    "t": time.time(),
-                    "dialect": context.dialect,
-                    "path": context.path,
-                    "streamed": context.streamed,
-                    "kind": context.kind,
-                    "conversation": place.conversation,
-                    "request_sha256": context.request_sha256,
-                    "parent": place.parent,
-                    "shared": place.shared,
-                    "new": [int(token) for token in place.prompt[place.shared :]],
-                    "sampling": dict(sampling),
-                    "masked_by_grammar": masked_by_grammar,
-                    "max_tokens": max_tokens,
-                    "version": self.version,
-                    "splice": place.splice,
-                    "reason": place.reason,
-                    "rerendered": place.found.rerendered,
-                    **({"overlap": place.found.overlap} if place.found.overlap else {}),
-                    "spawned_by": place.verdict.spawned_by,
-                    "ignored": context.ignored,
-                    "model": context.model,
-                },
-                *corrections,
-            )
-        except asyncio.CancelledError:
-            # The event is written all the same; a call that is open must end.
-            await self._shielded(self._end(call, "cancelled", error="the client went away before the engine was asked"))
-            raise
-        except BaseException as error:
-            self._forget(call, "failed", time.time(), None)
-            self.index.drop(context.session, call.id)
-            context.calls.remove(call.id)  # there is nothing in the log that a later event could belong to
-            context.unrecorded = isinstance(error, CallLogError)
-            call.done.set()
-            raise
+        call.opened = self.log.hold(
+            {
+                "event": "open",
+                "call": call.id,
+                "session": context.session,
+                "purpose": context.purpose,
+                "replica": self.index.replica,
+                "t": time.time(),
+                "dialect": context.dialect,
+                "path": context.path,
+                "streamed": context.streamed,
+                "kind": context.kind,
+                "conversation": place.conversation,
+                "request_sha256": context.request_sha256,
+                "parent": place.parent,
+                "shared": place.shared,
+                "new": [int(token) for token in place.prompt[place.shared :]],
+                "sampling": dict(sampling),
+                "masked_by_grammar": masked_by_grammar,
+                "max_tokens": max_tokens,
+                "version": self.version,
+                "splice": place.splice,
+                "reason": place.reason,
+                "rerendered": place.found.rerendered,
+                **({"overlap": place.found.overlap} if place.found.overlap else {}),
+                "spawned_by": place.verdict.spawned_by,
+                "ignored": context.ignored,
+                "model": context.model,
+            }
+        )
+        for correction in corrections:
+            self.log.hold(correction).add_done_callback(_look)
+        if call.opened.done():
+            await self._on_disk(call)
         return call
 
-    async def _append(self, *events: dict[str, Any]) -> None:
-        """Append events that belong together; the first error is raised when all have been tried."""
-        results = await asyncio.gather(*(self.log.append(event) for event in events), return_exceptions=True)
-        for result in results:
-            if isinstance(result, BaseException):
-                raise result
+    async def _on_disk(self, call: LiveCall) -> None:
+        """Wait until the open event is on disk. Raises `CallLogError`, and then there is no such call."""
+        if call.opened is None:
+            return
+        if not call.opened.done():
+            self.log.flush()
+            await asyncio.wait([call.opened])
+        if (error := call.opened.exception()) is None:
+            call.opened = None
+            return
+        if not call.ended:
+            self._forget(call, "failed", time.time(), None)
+            self.index.drop(call.context.session, call.id)
+            self._unrecorded(call, error)
+        raise error
+
+    def _unrecorded(self, call: LiveCall, error: BaseException) -> None:
+        """Nothing of the call is in the log that a later event could belong to."""
+        call.context.calls.remove(call.id)
+        call.context.unrecorded = isinstance(error, CallLogError)
+        call.done.set()
 
     async def follow(self, call: LiveCall, outputs: AsyncIterator[O], *, delta: bool) -> AsyncGenerator[O, None]:
         """Hand on the engine's outputs and record them. `delta`: each output carries only its new tokens, not all so far."""
@@ -265,6 +274,8 @@ class Recorder:
                 self._take(call, completion, delta)
                 if output.finished:
                     await self._finish(call, completion)
+                elif call.opened is not None:
+                    await self._on_disk(call)
                 call.context.begun = True
                 yield output
         except (asyncio.CancelledError, GeneratorExit):
@@ -349,11 +360,13 @@ class Recorder:
             "error": error,
         }
         try:
-            await self.log.append(event)
+            await self.log.put(event, after=call.opened)
         except BaseException as cause:
             # Not in the log: no later prompt may name it as its parent.
             self.index.lost(call.context.session, call.id, status)
             call.context.unrecorded = isinstance(cause, CallLogError)
+            if call.opened is not None and call.opened.done() and call.opened.exception() is not None:
+                self._unrecorded(call, cause)
             raise
         finally:
             call.done.set()
@@ -376,3 +389,9 @@ def _line(error: BaseException) -> str:
     cause = error.__cause__
     text = f"{type(error).__name__}: {error}" + (f" (from {type(cause).__name__}: {cause})" if cause is not None else "")
     return " ".join(text.split())[:500]
+
+
+def _look(event: asyncio.Future[None]) -> None:
+    """An event that no call depends on: whether it could be written is told by those that some do."""
+    if not event.cancelled():
+        event.exception()

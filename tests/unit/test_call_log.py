@@ -114,6 +114,45 @@ def test_a_cancelled_wait_still_writes(tmp_path: Path) -> None:
     assert [call.id for call in read(tmp_path).session("s")] == ["a", "b"]
 
 
+def test_what_is_held_goes_with_the_next_event_or_by_itself(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        log = CallLogWriter(tmp_path / "r0.jsonl")
+        whole, sizes = log._write, []
+        monkeypatch.setattr(log, "_write", lambda lines: (sizes.append(len(lines)), whole(lines))[1])
+        first = log.hold(opened("a", "s", [1]))
+        assert not first.done() and not log.path.read_bytes()
+        await log.append(ended("a", [2]))
+        assert first.done() and sizes == [2]
+        await log.hold(opened("b", "s", [1]))
+        third = log.hold(opened("c", "s", [1]))
+        log.flush()
+        await third
+        log.hold(opened("d", "s", [1]))
+        log.close()
+        assert sizes == [2, 1, 1, 1]
+
+    asyncio.run(run())
+    assert [call.id for call in read(tmp_path).session("s")] == ["a", "b", "c", "d"]
+
+
+def test_an_event_whose_forerunner_is_not_on_disk_is_not_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def run() -> None:
+        log = CallLogWriter(tmp_path / "r0.jsonl")
+        with monkeypatch.context() as patch:
+            patch.setattr(log, "_write", lambda lines: (0, CallLogError("full")))
+            lost = log.put(opened("a", "s", [1]))
+            with pytest.raises(CallLogError, match="full"):
+                await lost
+        with pytest.raises(CallLogError, match="before it"):
+            await log.put(ended("a", [2]), after=lost)
+        kept = log.put(opened("b", "s", [1]))
+        await log.put(ended("b", [2]), after=kept)
+        log.close()
+
+    asyncio.run(run())
+    assert [call.id for call in read(tmp_path).session("s")] == ["b"] and b'"a"' not in (tmp_path / "r0.jsonl").read_bytes()
+
+
 def test_every_incarnation_has_a_file_of_its_own(tmp_path: Path) -> None:
     (tmp_path / "r0.jsonl").write_text('{"event": "op')
     with pytest.raises(CallLogError, match="exists already"):

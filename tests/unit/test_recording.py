@@ -205,21 +205,27 @@ def test_what_is_forced() -> None:
 
 
 async def test_a_call_whose_events_could_not_be_written_is_nobodys_parent(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    whole = bench.log.append
+    whole = bench.log._write
 
-    async def full_disk(event: dict[str, Any]) -> None:
-        raise CallLogError("no space left on device")
+    def full_disk(lines: list[bytes]) -> tuple[int, CallLogError]:
+        return 0, CallLogError("no space left on device")
 
-    monkeypatch.setattr(bench.log, "append", full_disk)
-    with pytest.raises(CallLogError):
-        await bench.open([1, 2, 3])
-    monkeypatch.setattr(bench.log, "append", whole)
+    one = stream(step([5], "stop", [Span("1.4", 0, 1)]))
+    for outputs in (one, stream(step([5]), step([6], "stop", [Span("1.4", 0, 2)]))):
+        monkeypatch.setattr(bench.log, "_write", full_disk)
+        lost = await bench.open([1, 2, 3])
+        with pytest.raises(CallLogError):
+            async for _ in bench.recorder.follow(lost, outputs, delta=True):
+                pytest.fail("an output of a call that is not in the log")
+        monkeypatch.setattr(bench.log, "_write", whole)
+        assert bench.context.calls == [] and bench.context.unrecorded and lost.done.is_set()
     call = await bench.open([1, 2, 3])
-    monkeypatch.setattr(bench.log, "append", full_disk)
+    outputs = bench.recorder.follow(call, stream(step([4]), step([5], "stop", [Span("1.4", 0, 2)])), delta=True)
+    await anext(outputs)
+    monkeypatch.setattr(bench.log, "_write", full_disk)
     with pytest.raises(CallLogError):
-        async for _ in bench.recorder.follow(call, stream(step([5], "stop", [Span("1.4", 0, 1)])), delta=True):
-            pass
-    monkeypatch.setattr(bench.log, "append", whole)
+        await anext(outputs)
+    monkeypatch.setattr(bench.log, "_write", whole)
     again = await bench.open([1, 2, 3, 5, 6])
     async for _ in bench.recorder.follow(again, stream(step([7], "stop", [Span("1.4", 0, 1)])), delta=True):
         pass

@@ -149,13 +149,8 @@ async def test_a_call_that_was_lost_is_nobodys_parent(tap: Tap, monkeypatch: pyt
     first = tap.calls()[0].id
     tap.index.drop("s", first)
     assert place.stale and tap.recorder.find(context, prompt("chat", body)).parent is None
-    whole = tap.log.append
-
-    async def full(event: dict[str, Any]) -> None:
-        raise CallLogError("no space left on device")
-
-    monkeypatch.setattr(tap.log, "append", full)
-    with pytest.raises(CallLogError):
-        await tap.call(body, encode("ok"))
-    monkeypatch.setattr(tap.log, "append", whole)
+    with monkeypatch.context() as patch:
+        patch.setattr(tap.log, "_write", lambda lines: (0, CallLogError("no space left on device")))
+        with pytest.raises(CallLogError):
+            await tap.call(body, encode("ok"))
     assert tap.index.state("s").tree.calls == {} and tap.index.state("s").conversations.known == {}

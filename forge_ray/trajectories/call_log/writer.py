@@ -5,6 +5,9 @@ thread synced goes into its next write, so the cost of a sync is shared. A line 
 after a short write only the torn tail is cut off, and later appends may succeed again; after a failed sync nothing is promised
 any more and every append fails.
 
+An event that nobody must wait for can be *held*: the thread gets it with the next one that is appended, or a moment later. A wake-up of the
+thread and a sync cost more than all else that a call's events cost, so a call that holds its first and its last event pays for one.
+
 A file that has grown to `segment_bytes` is left behind for good, for the compactor to take; the writer goes on in the next one (see
 `segments`). Where that cannot be created (a full disk) the old one goes on.
 """
@@ -17,13 +20,26 @@ import json
 import os
 import queue
 import threading
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+from weakref import WeakSet
 
 from forge_ray.trajectories.call_log import segments
 from forge_ray.trajectories.call_log.errors import CallLogError
 
-_Waiting = tuple[bytes, asyncio.AbstractEventLoop, "asyncio.Future[None]"]
+HOLD_S = 0.01
+"""Longest time that an event is held."""
+
+
+@dataclass(eq=False, slots=True)
+class _Waiting:
+    """One event on its way to the disk."""
+
+    line: bytes
+    loop: asyncio.AbstractEventLoop
+    done: asyncio.Future[None]
+    after: asyncio.Future[None] | None
 
 
 class CallLogWriter:
@@ -48,7 +64,10 @@ class CallLogWriter:
         self._broken: CallLogError | None = None
         self._closed = False
         self._lock = threading.Lock()
-        self._queue: queue.SimpleQueue[_Waiting | None] = queue.SimpleQueue()
+        self._queue: queue.SimpleQueue[list[_Waiting] | None] = queue.SimpleQueue()
+        self._held: list[_Waiting] = []
+        self._lost: WeakSet[asyncio.Future[None]] = WeakSet()
+        """Of events that are not on disk. The thread's own."""
         self._thread = threading.Thread(target=self._run, name=f"call-log-{self.path.stem}", daemon=True)
         self._thread.start()
 
@@ -62,18 +81,46 @@ class CallLogWriter:
 
         Raises `CallLogError` if it is not on disk for certain.
         """
-        try:
-            line = json.dumps(event, separators=(",", ":"), allow_nan=False).encode() + b"\n"
-        except (TypeError, ValueError) as error:
-            what = f"event {event.get('event')!r} of {event.get('call', event.get('session'))!r}"
-            raise CallLogError(f"{self.path}: {what} is no JSON ({error})") from error
+        await self.put(event)
+
+    def put(self, event: dict[str, Any], *, after: asyncio.Future[None] | None = None) -> asyncio.Future[None]:
+        """`append` without waiting: done, or failed with `CallLogError`, once that is known. Everything that is held goes before it. If the
+        event whose `put` or `hold` gave `after` is not on disk, this one is not written either."""
+        return self._take(event, after, hold=False)
+
+    def hold(self, event: dict[str, Any]) -> asyncio.Future[None]:
+        """As `put`, but written with the next event that is put, at the latest `HOLD_S` later, or when `flush` is called."""
+        return self._take(event, None, hold=True)
+
+    def flush(self) -> None:
+        """Hold nothing any longer."""
+        with self._lock:
+            self._hand_over()
+
+    def _take(self, event: dict[str, Any], after: asyncio.Future[None] | None, *, hold: bool) -> asyncio.Future[None]:
         loop = asyncio.get_running_loop()
         done: asyncio.Future[None] = loop.create_future()
+        try:
+            line = _encode(event).encode() + b"\n"
+        except (TypeError, ValueError) as error:
+            what = f"event {event.get('event')!r} of {event.get('call', event.get('session'))!r}"
+            done.set_exception(CallLogError(f"{self.path}: {what} is no JSON ({error})"))
+            return done
         with self._lock:
             if self._closed:
-                raise CallLogError(f"{self.path}: the log is closed")
-            self._queue.put((line, loop, done))
-        await done
+                done.set_exception(CallLogError(f"{self.path}: the log is closed"))
+                return done
+            if hold and not self._held:
+                loop.call_later(HOLD_S, self.flush)
+            self._held.append(_Waiting(line, loop, done, after))
+            if not hold:
+                self._hand_over()
+        return done
+
+    def _hand_over(self) -> None:
+        if self._held:
+            self._queue.put(self._held)
+            self._held = []
 
     def close(self) -> None:
         """Write what is queued, then close the file. Later appends fail. May be called twice."""
@@ -81,6 +128,7 @@ class CallLogWriter:
             if self._closed:
                 return
             self._closed = True
+            self._hand_over()
             self._queue.put(None)
         self._thread.join()
         os.close(self._file)
@@ -93,7 +141,7 @@ class CallLogWriter:
                     batch.append(self._queue.get_nowait())
                 except queue.Empty:
                     break
-            waiting = [item for item in batch if item is not None]
+            waiting = [item for items in batch if items is not None for item in items]
             if waiting:
                 self._commit(waiting)
             if None in batch:
@@ -101,15 +149,21 @@ class CallLogWriter:
 
     def _commit(self, waiting: list[_Waiting]) -> None:
         safe, error = 0, self._broken
+        orphans = [item for item in waiting if item.after in self._lost] if self._lost else []
+        if orphans:
+            waiting = [item for item in waiting if item not in orphans]
         if error is None:
             try:
-                safe, error = self._write([line for line, _, _ in waiting])
+                safe, error = self._write([item.line for item in waiting])
                 self._roll()
             except BaseException as unexpected:  # a waiter must never hang because this thread died
                 error = self._broken = CallLogError(f"{self.path}: {unexpected!r}")
+        self._lost.update(item.done for item in waiting[safe:])
         outcomes: dict[asyncio.AbstractEventLoop, list[tuple[asyncio.Future[None], CallLogError | None]]] = {}
-        for index, (_, loop, done) in enumerate(waiting):
-            outcomes.setdefault(loop, []).append((done, None if index < safe else error))
+        for index, item in enumerate(waiting):
+            outcomes.setdefault(item.loop, []).append((item.done, None if index < safe else error))
+        for item in orphans:
+            outcomes.setdefault(item.loop, []).append((item.done, CallLogError(f"{self.path}: the event before it is not on disk")))
         for loop, settled in outcomes.items():
             try:
                 loop.call_soon_threadsafe(_settle, settled)
@@ -171,6 +225,9 @@ def _create(path: Path) -> int:
             os.unlink(path)
         raise
     return file
+
+
+_encode = json.JSONEncoder(separators=(",", ":"), allow_nan=False).encode
 
 
 def _settle(settled: list[tuple[asyncio.Future[None], CallLogError | None]]) -> None:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import signal
 import sys
 from collections.abc import Sequence
 
@@ -87,6 +88,8 @@ def main(argv: Sequence[str] | None = None) -> int:
         print(f"forge-ray: {' '.join(str(error).split())}", file=sys.stderr)
         return 1
     except KeyboardInterrupt:
+        # What is left is to leave: one more Ctrl-C would only put a traceback in the place of the exit code.
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
         print("forge-ray: interrupted", file=sys.stderr)
         return 130
 

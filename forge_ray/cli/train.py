@@ -19,7 +19,7 @@ def run(arguments: argparse.Namespace) -> int:
     require(config)
     if config.train.steps and all(config.taught(harness) for harness in config.harnesses):
         raise UserError("every harness talks to another model than the policy", where="harnesses", fix="use forge-ray eval")
-    from forge_ray.job.state import create
+    from forge_ray.job.state import create, discard
     from forge_ray.job.train import train
 
     if directory is None:
@@ -29,6 +29,9 @@ def run(arguments: argparse.Namespace) -> int:
         summary = train(config, directory, resume=resume)
     except KeyboardInterrupt:
         print(f"stopped; continue with: forge-ray train --resume {directory.root}", flush=True)
+        raise
+    except UserError:
+        discard(directory)
         raise
     for line in summary.lines():
         print(line)

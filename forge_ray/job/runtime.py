@@ -10,14 +10,13 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-import signal
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
 
 from forge_ray.config import Config
 from forge_ray.errors import ForgeRayError, UserError
-from forge_ray.job import resources, threads
+from forge_ray.job import interrupts, resources, threads
 from forge_ray.job.cluster import Cluster, connect
 from forge_ray.job.dispatch import Dispatch
 from forge_ray.job.scheduler import TaskRef
@@ -54,18 +53,10 @@ class Runtime:
         return self
 
     def connect(self) -> Cluster:
-        """Join or start Ray (blocking); from here on SIGINT and SIGTERM cancel the current task."""
-        self._cluster = connect(self.config, extra_environment=self.config.policy.environment)
-        # After ray.init, which installs handlers of its own.
-        task, loop = asyncio.current_task(), asyncio.get_running_loop()
-        assert task is not None
-
-        def stop(number: signal.Signals) -> None:
-            log.info("%s: stopping", number.name)
-            task.cancel()
-
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.add_signal_handler(number, stop, number)
+        """Join or start Ray (blocking); from here on the first SIGINT or SIGTERM cancels the current task, and no other does anything."""
+        with interrupts.while_blocking():
+            self._cluster = connect(self.config, extra_environment=self.config.policy.environment)
+        interrupts.cancel_once()  # after ray.init, which installs handlers of its own
         return self._cluster
 
     def require_resources(self, *, training: bool) -> None:
@@ -111,10 +102,7 @@ class Runtime:
     async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         if self._cluster is None:
             return
-        loop = asyncio.get_running_loop()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            # A second Ctrl-C must not cut the cleanup short.
-            loop.add_signal_handler(number, lambda: None)
+        interrupts.ignore()  # a second Ctrl-C must not cut the cleanup short
         if self._dispatch is not None:
             await self._part("sandboxes", self._dispatch.shutdown(STOP_S))
         if self._starting is not None:
@@ -125,8 +113,7 @@ class Runtime:
             await self._part("Ray", asyncio.to_thread(ray.shutdown))
         if kind is None or issubclass(kind, asyncio.CancelledError | UserError):
             self._cluster.ended_well()
-        for number in (signal.SIGINT, signal.SIGTERM):
-            loop.remove_signal_handler(number)
+        interrupts.done(leaving=kind is not None)
 
     async def _stop_serving(self, starting: asyncio.Future[ProxyClient]) -> None:
         from forge_ray.serve_proxy import deployment

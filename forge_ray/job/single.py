@@ -6,7 +6,6 @@ Each gets a run directory of its own beside the training run's, so that nothing 
 from __future__ import annotations
 
 import asyncio
-import shutil
 import time
 from pathlib import Path
 
@@ -117,7 +116,7 @@ def in_runtime(config: Config, run: RunDir, work, first=None):
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     except UserError:
-        shutil.rmtree(run.root, ignore_errors=True)
+        state.discard(run)
         raise
 
 

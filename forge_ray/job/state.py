@@ -12,6 +12,7 @@ import fcntl
 import logging
 import os
 import secrets
+import shutil
 from pathlib import Path
 
 import yaml
@@ -23,6 +24,8 @@ from forge_ray.run_dir import RunDir, write_atomic, write_json
 
 log = logging.getLogger(__name__)
 
+_made: set[Path] = set()
+"""Run directories that this process made."""
 _held: list[int] = []
 """Open lock files: they stay open, and so locked, until this process ends."""
 
@@ -39,6 +42,8 @@ def create(config: Config, *, training: bool = True) -> RunDir:
             where="name",
             fix=f"continue it with `forge-ray train --resume {root}` or choose another: name=…",
         )
+    if not root.exists():
+        _made.add(root)
     try:
         run = RunDir(root).create(training=training)
     except OSError as error:
@@ -47,6 +52,13 @@ def create(config: Config, *, training: bool = True) -> RunDir:
     write_atomic(run.config, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
     write_json(run.state, {"incarnation": 0, "secret": secrets.token_hex(32)}, mode=0o600)
     return run
+
+
+def discard(run: RunDir) -> None:
+    """Remove the directory of a run that was refused, if this process made it and nothing in it is worth keeping."""
+    worth = (run.rollouts.glob("*/result.json"), run.checkpoints.glob("step-*"), run.batches.glob("step-*.parquet"))
+    if run.root in _made and not any(any(found) for found in worth):
+        shutil.rmtree(run.root, ignore_errors=True)
 
 
 def reopen(where: str, runs: str | None = None) -> tuple[Config, RunDir]:

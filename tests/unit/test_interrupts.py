@@ -1,0 +1,88 @@
+"""Ctrl-C again and again, at every moment of a run: one clean end with exit code 130. Without Ray."""
+
+from __future__ import annotations
+
+import re
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+PROGRAM = """
+import asyncio, sys, time
+from pathlib import Path
+from types import SimpleNamespace
+
+sys.modules["ray"] = SimpleNamespace(shutdown=lambda: (print("ray", flush=True), time.sleep(1)))
+from forge_ray.cli import main, train
+from forge_ray.config import Config
+from forge_ray.job import runtime
+from forge_ray.job.cluster import Cluster
+from forge_ray.run_dir import RunDir
+
+phase = sys.argv[1]
+config = Config.model_validate({"name": "x", "policy": {"model": "m"}, "harnesses": [{"name": "a"}], "tasks": {"train": "t"}})
+
+def connect(*_, **__):
+    if phase == "connect":
+        print("now", flush=True)
+        for _ in range(20):
+            time.sleep(0.1)
+    return Cluster(owned=False, address="a", haproxy=True)
+
+async def work():
+    async with runtime.Runtime(config, RunDir(Path("."))) as up:
+        up.connect()
+        try:
+            if phase == "run":
+                print("now", flush=True)
+            await asyncio.sleep(60)
+        finally:
+            await asyncio.sleep(1)
+            print("stopped what ran", flush=True)
+
+def run(_):
+    try:
+        asyncio.run(work())
+    except asyncio.CancelledError:
+        raise KeyboardInterrupt from None
+    finally:
+        time.sleep(0.5)
+
+runtime.connect, train.run = connect, run
+code = main.main(["train", "x.yaml"])
+time.sleep(0.5)  # as Ray's own end takes
+sys.exit(code)
+"""
+
+
+@pytest.mark.parametrize("phase", ["connect", "run"])
+@pytest.mark.parametrize("gap", [0.02, 0.3])
+def test_repeated_interrupts_end_once_and_with_130(phase: str, gap: float, tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, phase], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path, bufsize=1,
+        preexec_fn=lambda: signal.signal(signal.SIGINT, signal.default_int_handler),
+    )  # fmt: skip
+    assert process.stdout is not None and process.stdout.readline() == "now\n"
+    while process.poll() is None:
+        process.send_signal(signal.SIGINT)
+        time.sleep(gap)
+    out, err = process.communicate()
+    assert process.returncode == 130 and err == "forge-ray: interrupted\n", (process.returncode, out, err)
+    if phase == "run":
+        assert re.findall("stopped what ran|ray", out) == ["stopped what ran", "ray"], "nothing was cut short"
+
+
+def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path: Path) -> None:
+    process = subprocess.Popen(
+        [sys.executable, "-c", PROGRAM, "run"], stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, cwd=tmp_path
+    )
+    assert process.stdout is not None and process.stdout.readline() == "now\n"
+    process.terminate()
+    time.sleep(0.2)
+    process.terminate()
+    out, err = process.communicate()
+    assert process.returncode == 130 and err == "forge-ray: interrupted\n" and "stopped what ran" in out

@@ -9,7 +9,7 @@ import pytest
 
 from forge_ray.config import Config
 from forge_ray.errors import UserError
-from forge_ray.job import schedule_print
+from forge_ray.job import schedule_print, state
 from forge_ray.job.scheduler import TaskRef
 from forge_ray.run_dir import RunDamaged, RunDir, next_incarnation, read_state, write_json
 
@@ -93,3 +93,25 @@ def test_a_damaged_state_is_named(run: RunDir, text: str) -> None:
     run.state.write_text(text)
     with pytest.raises(RunDamaged, match=f"{run.state} is damaged"):
         read_state(run)
+
+
+def test_a_refused_run_leaves_a_directory_only_where_it_holds_something(tmp_path: Path) -> None:
+    plain = config(name="new").model_copy(update={"runs": str(tmp_path / "runs")})
+    run = state.create(plain)
+    (run.inputs / "model").mkdir()
+    state.discard(run)
+    assert not run.root.exists()
+    for kept in ("rollouts/a.0/result.json", "checkpoints/step-000000/config.json", "batches/step-000000.parquet"):
+        run = state.create(plain.model_copy(update={"name": f"kept-{kept[:3]}"}))
+        file = run.root / kept
+        file.parent.mkdir(exist_ok=True)
+        file.write_text("{}")
+        state.discard(run)
+        assert file.exists()
+    old = RunDir(tmp_path / "old").create()
+    state.discard(old)
+    assert old.root.exists(), "another process made it"
+    (tmp_path / "runs" / "mine").mkdir()
+    run = state.create(plain.model_copy(update={"name": "mine"}))
+    state.discard(run)
+    assert run.root.exists(), "the directory was there before"

@@ -22,6 +22,7 @@ from forge_ray.run_dir import RunDir, secret
 
 if TYPE_CHECKING:
     from forge_ray.trajectories.call import Call
+    from forge_ray.trajectories.upstream import UpstreamCall
 
 PERIOD_S = 0.5
 """Between two looks into the call log."""
@@ -75,24 +76,38 @@ def told(number: int, call: Call, decode: Decode) -> str:
     )
 
 
+def told_other(call: UpstreamCall) -> str:
+    """One line about a call that another model answered."""
+    text = " ".join(visible(call.error or call.reply.get("text") or "").split())
+    return (
+        f"{time.strftime('%H:%M:%S', time.localtime(call.ended))} {visible(call.model)}, another model · {call.dialect}"
+        f"{' streamed' if call.streamed else ''} · {call.status}, status {call.http_status} · {call.ended - call.opened:.2f} s · "
+        f"{text[:SHOWN]}{'…' if len(text) > SHOWN else ''}"
+    )
+
+
 async def _watch(run: RunDir, session: str, progress: Progress, decode: Decode) -> None:
     from forge_ray.trajectories.call_log import CallLogReader
 
     reader, seen, refused = CallLogReader(run.calls), 0, 0
     told_calls: set[str] = set()
 
-    def look() -> tuple[list[Call], int]:
+    def look() -> tuple[list[Call], list[UpstreamCall], int]:
         reader.refresh()
-        return reader.session(session), reader.state(session).refused
+        return reader.session(session), reader.upstream(session), reader.state(session).refused
 
     while True:
-        calls, refusals = await asyncio.to_thread(look)
+        calls, others, refusals = await asyncio.to_thread(look)
         for call in calls:
             late = call.ended is not None and time.time() - call.ended > UNTOLD_S
             if call.id not in told_calls and call.status != "open" and (call.delivered is not None or late):
                 told_calls.add(call.id)
                 seen += 1
                 progress.note(told(seen, call, decode))
+        for other in others:
+            if other.id not in told_calls:
+                told_calls.add(other.id)
+                progress.note(told_other(other))
         if refusals > refused:
             progress.note(f"{refusals - refused} request(s) refused; the answers said why, and {run.calls} has it")
             refused = refusals

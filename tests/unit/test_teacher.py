@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from forge_ray.job.serving import told_other
 from forge_ray.report import upstream_text
 from forge_ray.report.replay import replay
 from forge_ray.trajectories import credit, teacher
@@ -115,3 +116,8 @@ def test_requests_are_differences_that_come_back_whole_in_any_order() -> None:
     del events["a"]
     found, broken = restore(events)
     assert sorted(broken) == ["b", "c"] and found == {name: sent[name] for name in ("other", "text")}
+
+
+def test_serve_tells_of_them_in_a_line() -> None:
+    line = told_other(passed(reply={"text": "yes\x1b[2J\nno"}))
+    assert line.endswith("big-1, another model · chat · finished, status 200 · 1.00 s · yes\\x1b[2J no")

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from forge_ray.conformance.door import Fault, FaultKind
-from forge_ray.conformance.plan import CONTINUED, NEW, Expected, Plan, rule
+from forge_ray.conformance.plan import NEW, Expected, Plan, later, rule
 from forge_ray.conformance.programs import Program
 from forge_ray.conformance.reply import Reply
 
@@ -41,10 +41,7 @@ def words(program: Program) -> Plan:
         program.end(" All four files are there. ☕ 完了 👍🏽\n"),
     ]
     lines = [f"main.{turn}" for turn in range(len(turns))]
-    calls = [Expected(lines[0], continuation=NEW)]
-    for turn, line in enumerate(lines[1:], start=1):
-        forked = program.forks.get(turn)
-        calls.append(Expected(line) if forked is None else Expected(line, continuation=frozenset({"fork"}), reason=forked))
+    calls = [Expected(lines[0], continuation=NEW), *(later(line, program.fork) for line in lines[1:])]
     return _plan(
         program,
         "words",
@@ -118,9 +115,10 @@ def compaction(program: Program) -> Plan | None:
             Expected("main.0", continuation=NEW),
             Expected("summary", kind="compaction", conversation=None, continuation=None),
             Expected("after.0", conversation=home or "after", continuation=None),
-            Expected("after.1", conversation=home or "after"),
+            later("after.1", how.fork, conversation=home or "after"),
         ],
         options=how.options,
+        window=how.window,
     )
 
 
@@ -134,9 +132,14 @@ def fault(kind: FaultKind) -> Callable[[Program], Plan]:
         # By what was done and not by the turn: some programs keep the half of a cut reply as a turn.
         rules = [
             rule("step.1", program.end("It is written, once."), of=of, if_="step-one-is-done"),
-            rule("step.0", Reply("I append one line.", (once,)), of=of, **({"delay_s": DELAY_S} if kind == "cut" else {})),
+            rule(
+                "step.0",
+                Reply("I append one line to a file, once and only once.", (once,)),
+                of=of,
+                **({"delay_s": DELAY_S} if kind == "cut" else {}),
+            ),
         ]
-        calls = [Expected("step.0", continuation=None if kind == "cut" else NEW), Expected("step.1")]
+        calls = [Expected("step.0", continuation=None if kind == "cut" else NEW), later("step.1", program.fork)]
         written = {"once.txt": "once\n"}
         return _plan(
             program,
@@ -175,6 +178,3 @@ def _plan(program: Program, case: str, rules: list[dict[str, Any]], files: dict[
 
 def _condition(words: Any) -> dict[str, str]:
     return {"if_" if key == "if" else key: text for key, text in words.items()}
-
-
-__all__ = ["CASES", "CONTINUED", "compaction", "fault", "subagent", "words"]

@@ -10,6 +10,7 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from forge_ray.conformance.plan import CONTINUED, Expected, Plan
 from forge_ray.conformance.recording import Reader, RecordedCall
@@ -79,7 +80,7 @@ def recording(plan: Plan, calls: Sequence[RecordedCall], script: Script, reader:
         if call.line not in by_line:
             problems.append(Problem("recording", f"{call.line} is missing"))
     matched = [(call, by_line[call.line][0]) for call in plan.calls if call.line in by_line]
-    problems += _dialects(plan, matched) + _kinds(matched) + _tree(matched, lines) + _continuations(matched)
+    problems += _dialects(plan, matched) + _kinds(matched) + _tree(matched, lines) + _continuations(plan, matched, calls)
     return problems
 
 
@@ -121,8 +122,9 @@ def _tree(matched: Matched, lines: dict[str, str]) -> list[Problem]:
     return problems
 
 
-def _continuations(matched: Matched) -> list[Problem]:
+def _continuations(plan: Plan, matched: Matched, calls: Sequence[RecordedCall]) -> list[Problem]:
     problems = []
+    known = {call.id: call for call in calls}
     before: dict[str, RecordedCall] = {}
     for expected, call in matched:
         said = call.continuation
@@ -135,14 +137,24 @@ def _continuations(matched: Matched) -> list[Problem]:
             elif said == "fork" and expected.reason not in (call.reason or ""):
                 problems.append(Problem("continuation", f"{expected.line} forks because of {call.reason!r}, not {expected.reason!r}"))
         last = before.get(expected.conversation or "")
-        # What is called a continuation must be one, token for token.
-        if said in CONTINUED and last is not None and None not in (call.prompt, last.prompt, last.sampled):
-            whole = _plain(last.prompt) + _plain(last.sampled)
-            if _plain(call.prompt)[: len(whole)] != whole:
-                problems.append(Problem("continuation", f"{expected.line} is {said} and does not begin with the call before it"))
+        if said in CONTINUED and call.continues is not None:
+            problems += _goes_on(plan, expected, call, known.get(call.continues), last)
         if expected.conversation is not None:
             before[expected.conversation] = call
     return problems
+
+
+def _goes_on(plan: Plan, expected: Expected, call: RecordedCall, parent: RecordedCall | None, last: RecordedCall | None) -> list[Problem]:
+    """What is called a continuation must be one, token for token, and of the call that came before."""
+    if parent is None:
+        return [Problem("continuation", f"{expected.line} goes on from a call that is not recorded")]
+    if None not in (call.prompt, parent.prompt, parent.sampled):
+        whole: Any = _plain(parent.prompt) + _plain(parent.sampled)  # type: ignore[operator]
+        if _plain(call.prompt)[: len(whole)] != whole:
+            return [Problem("continuation", f"{expected.line} does not begin with the call that it goes on from")]
+    if last is not None and parent.id != last.id and not plan.attempts:
+        return [Problem("continuation", f"{expected.line} does not go on from the call before it")]
+    return []
 
 
 def _plain(tokens: Sequence[int] | str | None) -> str | list[int]:

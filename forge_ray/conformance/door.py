@@ -24,8 +24,6 @@ from forge_ray.conformance import dialects
 from forge_ray.conformance.dialects.base import Wire
 
 FaultKind = Literal["429", "429-retry-after", "500", "reset", "cut"]
-CUT_EVENTS = 12
-"""Events of a stream that are let through before it is cut."""
 MAX_BODY = 256 * 2**20
 _HOP = {"connection", "keep-alive", "transfer-encoding", "te", "trailer", "upgrade", "host", "content-length", "proxy-connection"}
 
@@ -155,11 +153,12 @@ class Door:
             if fault == "reset":
                 _reset(request)
                 return web.Response()
-            return await self._pass(request, head, answer, exchange, cut=fault == "cut")
+            return await self._pass(request, head, answer, exchange, wire.cut_events if wire is not None and fault == "cut" else None)
 
     async def _pass(
-        self, request: web.Request, head: Head, answer: AsyncGenerator[Head | bytes, None], exchange: Exchange, *, cut: bool
+        self, request: web.Request, head: Head, answer: AsyncGenerator[Head | bytes, None], exchange: Exchange, cut: int | None
     ) -> web.StreamResponse:
+        """`cut`: events after which the answer breaks off."""
         response = web.StreamResponse(status=head.status)
         for name, value in head.headers.items():
             response.headers[name] = value
@@ -169,21 +168,21 @@ class Door:
         try:
             async for chunk in answer:
                 assert isinstance(chunk, bytes)
-                if not cut:
+                if cut is None:
                     await response.write(chunk)
                     continue
                 # The last piece is held back: a cut answer never has its end.
                 if streamed and held:
                     await response.write(held)
                     held = b""
-                    if events >= CUT_EVENTS:
+                    if events >= cut:
                         break
                 held += chunk
                 events += chunk.count(b"\n\n")
         except (aiohttp.ClientError, OSError):  # the source broke off, so do we
             await _abort(request)
             return response
-        if cut:
+        if cut is not None:
             if not streamed:
                 await response.write(held[: len(held) // 2])
             await _abort(request)

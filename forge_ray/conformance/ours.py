@@ -57,6 +57,7 @@ class CallLog:
                 conversation=call.conversation,
                 spawned_by=call.spawned_by,
                 continuation=call.splice,
+                continues=call.parent,
                 reason=call.reason,
             )
             for call in reader.session(session)

@@ -30,6 +30,13 @@ class Expected:
     """Words in the reason of a fork."""
 
 
+def later(line: str, fork: str | None, **more: Any) -> Expected:
+    """A call that continues the one before it, or forks for a reason with these words."""
+    if fork is None:
+        return Expected(line, **more)
+    return Expected(line, continuation=frozenset({"fork"}), reason=fork, **more)
+
+
 @dataclass(frozen=True)
 class Plan:
     """See above. `calls` are in the order of completion within each conversation."""

@@ -58,13 +58,17 @@ class Compaction:
     """How a program shortens a history that has become too long."""
 
     trigger: Literal["overflow", "usage"]
-    """overflow: the proxy refuses a prompt as too long. usage: the program's count, from a reply's usage on, is above a limit of its own."""
+    """overflow: the proxy refuses a prompt as too long. usage: the program's count, made from a reply's usage, is above its own limit."""
     words: Mapping[str, str]
     """Conditions of a script's rule (`if`, `last`) by which the request for a summary is known."""
     outputs: int = 3
     """Commands with 32,000 characters of output that make the history long, in one reply."""
     same_conversation: bool = False
-    """Whether program names the shortened history by the id of the old one."""
+    """Whether the program names the shortened history by the id of the old one."""
+    fork: str | None = None
+    """Words in the reason why the second call after it does not continue the first; None: it does."""
+    window: int = 200_000
+    """Context window that the program is told of, tokens."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the adapter for this case."""
 
@@ -82,14 +86,12 @@ class Program:
     """A command by which the model hands the work in; None: an answer without a tool call ends the run."""
     gives_up: frozenset[FaultKind] = frozenset()
     """Faults after which it ends without a further try."""
-    forks: Mapping[int, str] = field(default_factory=dict)
-    """Turn of the four-turn script -> words in the reason why its prompt does not continue the one before."""
+    fork: str | None = None
+    """Words in the reason why no prompt of it continues the one before; None: they do."""
     side: tuple[Mapping[str, str], ...] = ()
     """Rules (conditions and a name) of requests that are no turn of the agent: titles."""
     options: Mapping[str, Any] = field(default_factory=dict)
     """Options of the adapter for every case."""
-    slow: bool = False
-    """Left out of a quick run."""
 
     def end(self, text: str) -> Reply:
         """The model's last turn."""
@@ -123,13 +125,13 @@ _ALL = [
         compaction=Compaction("overflow", {"last": "an <analysis> block followed by a <summary> block"}),
     ),
     Program("zeroclaw", "chat", Tool("shell", "command", {"approved": True}), spawn=Spawn(Tool("spawn_subagent", "prompt"), "report")),
-    Program("openclaw", "chat", Tool("exec", "command", {"timeoutSeconds": 60})),
+    Program("openclaw", "chat", Tool("exec", "command", {"timeoutSeconds": 60}), fork="was transient"),
     Program(
         "qwen_code",
         "chat",
         Tool("run_shell_command", "command", {"description": "Do the next step", "is_background": False}),
         spawn=Spawn(Tool("agent", "prompt", {"description": "Write a file", "subagent_type": "general-purpose"}, first=False), "notice"),
-        compaction=Compaction("overflow", {"if": "state_snapshot"}),
+        compaction=Compaction("overflow", {"if": "state_snapshot"}, fork="user item 1 changed"),
     ),
     Program(
         "gemini_cli",
@@ -147,7 +149,7 @@ _ALL = [
         "chat",
         Tool("bash", "command", {"description": "Do the next step"}),
         spawn=Spawn(Tool("task", "prompt", {"description": "Write a file", "subagent_type": "general"}, first=False), "report"),
-        compaction=Compaction("overflow", {"if": "Here is the conversation so far"}),
+        compaction=Compaction("overflow", {"if": "Here is the conversation so far"}, same_conversation=True),
         side=({"name": "title", "if": "You are a title generator"},),
     ),
     Program("mini_swe_agent", "chat", Tool("bash", "command"), submit="echo COMPLETE_TASK_AND_SUBMIT_FINAL_OUTPUT"),
@@ -156,7 +158,8 @@ _ALL = [
         "chat",
         Tool("Bash", "command", {"timeout": 60}),
         spawn=Spawn(Tool("Agent", "prompt", {"description": "Write a file"}, first=False), "report"),
-        compaction=Compaction("overflow", {"last": "Create a handoff summary for the"}, outputs=2),
+        # It keeps 50,000 tokens of the window free. When a prompt is refused, it takes its window for smaller than its tools.
+        compaction=Compaction("usage", {"last": "Create a handoff summary for the"}, same_conversation=True, window=95_000),
     ),
 ]
 PROGRAMS = {program.name: program for program in _ALL}

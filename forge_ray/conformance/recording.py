@@ -34,8 +34,10 @@ class RecordedCall:
     """The call whose tool call began this conversation, on its first call."""
     continuation: str | None = None
     """new | exact | spliced | fork: how the prompt continues its conversation."""
+    continues: str | None = None
+    """The call whose prompt and reply it goes on from, where `continuation` is exact or spliced."""
     reason: str | None = None
-    """Why it does not, for messages."""
+    """Why it does not go on, one line."""
 
 
 class Reader(Protocol):

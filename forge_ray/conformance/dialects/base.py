@@ -35,6 +35,8 @@ class Wire(ABC):
 
     name: str
     routes: tuple[str, ...]
+    cut_events: int = 12
+    """Events of a stream that are let through before it is cut: enough to be inside of a tool call."""
 
     def serves(self, path: str) -> bool:
         """Whether `path` (without query) asks for a completion."""

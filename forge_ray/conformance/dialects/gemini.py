@@ -13,6 +13,7 @@ _STATUS = {400: "INVALID_ARGUMENT", 429: "RESOURCE_EXHAUSTED", 500: "INTERNAL", 
 
 class Gemini(Wire):
     name, routes = "gemini", (":generateContent", ":streamGenerateContent")
+    cut_events = 4  # a tool call is a single event here, and close to the end
 
     def streams(self, path: str, body: Json) -> bool:
         return path.endswith(":streamGenerateContent")

@@ -448,7 +448,6 @@ class Config(Section):
             raise ValueError("harnesses: each name once")
         return self
 
-
     def upstream(self, model: str) -> str | None:
         """The key in `proxy.upstreams` that a model name falls under, or None: the policy answers. Its own name no pattern takes away."""
         if model.rpartition("/")[2] == self.policy.served_name:

@@ -90,7 +90,14 @@ class RunDir:
 
     def create(self, *, training: bool = True) -> RunDir:
         """Make the directory and its folders; those of the learner only for `training`."""
-        for path in (self.root, self.calls, self.rollouts, self.weights, self.inputs, *((self.batches, self.checkpoints) if training else ())):
+        for path in (
+            self.root,
+            self.calls,
+            self.rollouts,
+            self.weights,
+            self.inputs,
+            *((self.batches, self.checkpoints) if training else ()),
+        ):
             path.mkdir(parents=True, exist_ok=True)
         return self
 

@@ -51,7 +51,9 @@ class Words:
         texts = [tokenizer.decode(ids[at : at + MESSAGE_TOKENS]) for at in range(0, max(sizes.values()), MESSAGE_TOKENS)]
         histories = {name: texts[: max(1, (size - 200) // MESSAGE_TOKENS)] for name, size in sizes.items()}
         # An odd number, so that a user has the last word.
-        return cls(_round_trip(tokenizer, REPLY_TOKENS - 1), {name: texts[: len(texts) - 1 + len(texts) % 2] for name, texts in histories.items()})
+        return cls(
+            _round_trip(tokenizer, REPLY_TOKENS - 1), {name: texts[: len(texts) - 1 + len(texts) % 2] for name, texts in histories.items()}
+        )
 
 
 def _round_trip(tokenizer: Any, length: int) -> str:

@@ -135,7 +135,14 @@ class Servers:
         self.names: list[str] = []
 
     def add(
-        self, name: str, base: str, pids: list[int] | None = None, *, mark: str | None = None, deployment: str = "", calls: Path | None = None
+        self,
+        name: str,
+        base: str,
+        pids: list[int] | None = None,
+        *,
+        mark: str | None = None,
+        deployment: str = "",
+        calls: Path | None = None,
     ) -> None:
         """`pids` serve; with `mark`, the replicas of `deployment` and the proxies among the processes that carry it in their environment."""
         self._all[name] = _Server(base, pids or [], mark, deployment, calls)

@@ -43,7 +43,11 @@ class Floor:
 
         async def answer(request: Request) -> Response:
             streamed = b'"stream":true' in (await request.body())[:100]
-            return StreamingResponse(stream(), media_type="text/event-stream") if streamed else Response(self.unary, media_type="application/json")
+            return (
+                StreamingResponse(stream(), media_type="text/event-stream")
+                if streamed
+                else Response(self.unary, media_type="application/json")
+            )
 
         return Starlette(routes=[Route("/{path:path}", answer, methods=["POST"])])
 
@@ -94,7 +98,9 @@ def main() -> int:
         client = deployment.start(config, run, config.policy.model.path, 1)
         reply = json.loads(Path(spec["reply"]).read_text())
         events = [f"{event}\n\n".encode() for event in reply["streamed"].split("\n\n") if event]
-        floor = serve.deployment(name="floor", max_ongoing_requests=1000, logging_config={"log_level": "WARNING", "enable_access_log": False})
+        floor = serve.deployment(
+            name="floor", max_ongoing_requests=1000, logging_config={"log_level": "WARNING", "enable_access_log": False}
+        )
         serve.run(floor(serve.ingress()(Floor)).bind(reply["unary"].encode(), events), name="floor", route_prefix=FLOOR)
         print(json.dumps({"base": client.base_url, "calls": str(run.calls)}), flush=True)
         sys.stdin.read()  # until the benchmark closes it

@@ -21,6 +21,13 @@ from forge_ray.job import guard, resources
 
 log = logging.getLogger(__name__)
 
+ANSWER_S = 5.0
+"""Patience with a server that has taken the connection."""
+
+_GREETING = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n" + bytes(3) + b"\4" + bytes(5)
+"""A client's preface and an empty SETTINGS frame (RFC 9113, 3.4)."""
+_SETTINGS = b"\4"
+
 STARTS = 3
 """Tries to start a local cluster."""
 
@@ -146,9 +153,18 @@ def _local_cluster() -> str | None:
 
 
 def _answers(host: str, port: int) -> bool:
+    """Whether something that may be Ray's GCS listens there: it speaks HTTP/2 and greets with a SETTINGS frame. What else may answer would
+    have Ray wait for minutes."""
     try:
-        with socket.create_connection((host, port), timeout=3):
-            return True
+        with socket.create_connection((host, port), timeout=3) as connection:
+            if os.environ.get("RAY_USE_TLS", "").lower() in ("1", "true"):
+                return True  # it says nothing without a certificate
+            connection.sendall(_GREETING)
+            connection.settimeout(ANSWER_S)
+            frame = b""
+            while len(frame) < 4 and (more := connection.recv(9)):
+                frame += more
+            return frame[3:4] == _SETTINGS
     except OSError:
         return False
 

@@ -9,13 +9,16 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 from pathlib import Path
 
 _CHUNK = 1 << 16
+_PIPE_SIZES = (1 << 20, 1 << 18)
+"""Sizes of the pipe that are asked for, bytes; where the kernel refuses (a user's share of pipe pages is used up) it keeps its own 64 KiB."""
 _FLOOD_CHUNK = 1 << 20
 _FLOOD_PAUSE = 0.02
-"""Seconds between two reads of a flood: at most 50 MB a second."""
+"""Seconds of rest after each `_FLOOD_CHUNK` bytes of a flood: at most 50 MB a second."""
 
 
 class LogPipe:
@@ -31,6 +34,11 @@ class LogPipe:
         self._file = open(path, "wb", buffering=0)  # noqa: SIM115 - closed by close()
         self._read_end, self.write_end = os.pipe2(os.O_CLOEXEC)
         os.set_blocking(self._read_end, False)
+        for size in _PIPE_SIZES:
+            with contextlib.suppress(OSError):
+                fcntl.fcntl(self._read_end, fcntl.F_SETPIPE_SZ, size)
+                break
+        self._since_pause = 0
         self._pause: asyncio.TimerHandle | None = None
         self._open = True
         self._loop.add_reader(self._read_end, self._readable)
@@ -73,9 +81,11 @@ class LogPipe:
             more = self._take(_FLOOD_CHUNK if flood else _CHUNK)
         except BlockingIOError:
             return
+        self._since_pause = self._since_pause + more if flood else 0
         if not more:
             self._loop.remove_reader(self._read_end)
-        elif flood:
+        elif self._since_pause >= _FLOOD_CHUNK:
+            self._since_pause = 0
             self._loop.remove_reader(self._read_end)
             self._pause = self._loop.call_later(_FLOOD_PAUSE, self._resume)
 

@@ -27,15 +27,21 @@ class Disconnects:
             await self._app(scope, receive, send)
             return
         gone = asyncio.Event()
+        waits: set[asyncio.Future[Message]] = set()
 
         async def receive_or_gone() -> Message:
-            message, left = asyncio.ensure_future(receive()), asyncio.ensure_future(gone.wait())
+            if gone.is_set():
+                return {"type": "http.disconnect"}
+            message = asyncio.ensure_future(receive())
+            waits.add(message)
             try:
-                await asyncio.wait({message, left}, return_when=asyncio.FIRST_COMPLETED)
-                return message.result() if message.done() and not gone.is_set() else {"type": "http.disconnect"}
+                return await message
+            except asyncio.CancelledError:
+                if not gone.is_set():
+                    raise
+                return {"type": "http.disconnect"}
             finally:
-                message.cancel()
-                left.cancel()
+                waits.discard(message)
 
         async def send_while_there(message: Message) -> None:
             if not gone.is_set():
@@ -50,6 +56,8 @@ class Disconnects:
             await asyncio.shield(task)
         except asyncio.CancelledError:
             gone.set()
+            for wait in waits:
+                wait.cancel()
             _, late = await asyncio.wait({task}, timeout=self._grace)
             if late:
                 task.cancel()

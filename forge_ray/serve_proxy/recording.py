@@ -198,8 +198,8 @@ class Recorder:
         sampling: Mapping[str, Any],
         masked_by_grammar: bool,
     ) -> LiveCall:
-        """Give the call its id and enter it in its place, and have its open event written; `follow` waits for that. `sampling`: the parameters
-        really used."""
+        """Give the call its id and enter it in its place, and have its open event written, which `follow` waits for. `sampling`: the
+        parameters really used."""
         place = prompt if isinstance(prompt, Placement) else self.find(context, prompt)
         call = LiveCall(uuid.uuid4().hex, context, len(place.prompt), max_tokens, cap)
         self.index.enter(context.session, call.id, place)

@@ -11,6 +11,7 @@ import base64
 import binascii
 import hashlib
 import hmac
+from collections import OrderedDict
 from dataclasses import dataclass
 
 from forge_ray.errors import ForgeRayError
@@ -19,6 +20,8 @@ from forge_ray.rollout import Purpose
 _PURPOSES: dict[Purpose, bytes] = {"train": b"t", "eval": b"e"}
 _SIGNATURE_BYTES = 16
 _SIGNATURE_CHARS = 26
+_KEPT = 4096
+"""Valid tokens that are remembered: a session sends many requests with one."""
 
 
 class UnknownSession(ForgeRayError):
@@ -40,6 +43,7 @@ class Sessions:
         if len(secret) < 16:
             raise ValueError(f"the session secret has {len(secret)} bytes, not at least 16")
         self._secret = secret
+        self._checked: OrderedDict[str, Session] = OrderedDict()
 
     def issue(self, session: str, purpose: Purpose) -> str:
         """The token of `session`: `[a-z0-9]+`, about 26 + 1.6 × (bytes of the id) characters."""
@@ -48,6 +52,9 @@ class Sessions:
 
     def verify(self, token: str) -> Session:
         """The session that `token` was issued for. Raises `UnknownSession` for everything else."""
+        known = self._checked.get(token)
+        if known is not None:
+            return known
         try:
             payload = _decode(token[_SIGNATURE_CHARS:])
             session = payload[1:].decode()
@@ -56,7 +63,10 @@ class Sessions:
         expected = _encode(self._sign(payload)) + _encode(payload)
         if not hmac.compare_digest(expected.encode(), token.encode()):
             raise UnknownSession("the session token is not one of this run")
-        return Session(session, next(purpose for purpose, mark in _PURPOSES.items() if mark == payload[:1]))
+        found = self._checked[token] = Session(session, next(purpose for purpose, mark in _PURPOSES.items() if mark == payload[:1]))
+        if len(self._checked) > _KEPT:
+            self._checked.popitem(last=False)
+        return found
 
     def _sign(self, payload: bytes) -> bytes:
         return hmac.new(self._secret, payload, hashlib.sha256).digest()[:_SIGNATURE_BYTES]

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -186,6 +187,28 @@ def test_an_address_where_no_cluster_is(address: str, expected: str, config: Pat
     if address == "auto" and Path("/tmp/ray/ray_current_cluster").is_file():
         pytest.skip("a Ray cluster of this machine may be running")
     refused(forge_ray("train", str(config), "ray.address=null", cwd=tmp_path, RAY_ADDRESS=address), "RAY_ADDRESS", expected)
+
+
+@pytest.mark.parametrize("said", [None, b"", b"HTTP/1.1 400 Bad Request\r\n\r\n", b"SSH-2.0-OpenSSH_9.2\r\n"])
+def test_an_address_where_something_else_answers(said: bytes | None, config: Path, tmp_path: Path) -> None:
+    def serve(listener: socket.socket) -> None:
+        while True:
+            try:
+                connection, _ = listener.accept()
+            except OSError:
+                return
+            if said is None:
+                held.append(connection)  # and says nothing
+                continue
+            connection.sendall(said)
+            connection.close()
+
+    held: list[socket.socket] = []
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        address = f"127.0.0.1:{listener.getsockname()[1]}"
+        done = forge_ray("train", str(config), "ray.address=null", cwd=tmp_path, RAY_ADDRESS=address)
+    refused(done, "RAY_ADDRESS", f"no cluster answers at {address}")
 
 
 def test_a_run_directory_that_exists(config: Path, tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ Same machine, same run, the scripted engine behind all, turn and turn about:
 - litellm: LiteLLM's proxy in front of bare (installed in an environment of its own, outside the checkout).
 
 Conversations grow by a reply of 64 tokens and a message with each call, so a call brings few new tokens whatever its history. CPU is
-that of all processes that serve. The first rows are the same comparison without Serve and without sockets, bare and recorded in one process.
+that of all processes that serve. The first rows are the same comparison without Serve or sockets, bare and recorded in one process.
 Prints Markdown tables and a line per target; exit code 1 if one is missed and `--strict` is given.
 """
 
@@ -31,7 +31,7 @@ from typing import Any
 
 from benchmarks.parts.asgi import token
 from benchmarks.parts.conversation import NEXT, REPLY_TOKENS, Words
-from benchmarks.parts.figures import Measured, Verdict, against_gateway, cpu_seconds, growth, percentile, spent, verdicts
+from benchmarks.parts.figures import Measured, Verdict, against_gateway, cpu_seconds, growth, spent, verdicts
 from benchmarks.parts.processes import Child, Servers, free_ports
 from forge_ray.errors import UserError
 from forge_ray.harnesses.install.python import PythonPackage
@@ -188,14 +188,21 @@ def _ratio(title: str, ours: Measured, bare: Measured) -> float:
 
 def inside_table(rows: list[dict[str, Any]]) -> Iterator[str]:
     """Markdown of the rows without Serve."""
-    yield "\n| in one process, over ASGI | bare p50, ms | added | bare CPU, ms | added | | added to first byte |\n|---|---|---|---|---|---|---|"
+    yield "\n| in one process, over ASGI | bare p50, ms | added | bare CPU, ms | added | | added to first byte |\n|---|---|---|---|---|---|---|"  # noqa: E501
     for row in rows:
-        wall, first, cpu = ([percentile([call[at] for call in row[side]], 0.5) * 1e3 for side in ("bare", "recorded")] for at in range(3))
+        bare, recorded = inside_sides(row)
         name = f"{'streamed' if row['streamed'] else 'unary'}, {row['size']}"
-        added = [after - before for before, after in (wall, cpu, first)]
+        added = [recorded.p50 - bare.p50, recorded.cpu - bare.cpu, recorded.ttft - bare.ttft]
         yield (
-            f"| {name} | {wall[0]:.2f} | {added[0]:+.2f} | {cpu[0]:.2f} | {added[1]:+.2f} | {added[1] / cpu[0]:+.1%} | {added[2]:+.2f} |"
+            f"| {name} | {bare.p50:.2f} | {added[0]:+.2f} | {bare.cpu:.2f} | {added[1]:+.2f} | {added[1] / bare.cpu:+.1%} | {added[2]:+.2f} |"
         )
+
+
+def inside_sides(row: dict[str, Any]) -> tuple[Measured, Measured]:
+    """Bare and recorded of one of those rows."""
+    sides = ((row[side]["calls"], row[side]["cpu_s"]) for side in ("bare", "recorded"))
+    bare, recorded = (Measured([last for last, _ in calls], [first for _, first in calls], cpu) for calls, cpu in sides)
+    return bare, recorded
 
 
 def judge(found: dict[tuple[str, Cell], Measured], names: list[str]) -> list[Verdict]:
@@ -222,10 +229,9 @@ def figures(found: dict[tuple[str, Cell], Measured], rows: list[dict[str, Any]])
         if one.log_bytes:
             named[f"{name}.log_bytes"] = one.log_bytes / one.calls
     for row in rows:
-        for side in ("bare", "recorded"):
+        for side, one in zip(("bare", "recorded"), inside_sides(row), strict=True):
             name = f"inside.{side}.{'streamed' if row['streamed'] else 'unary'}.{row['size']}"
-            for at, what in enumerate(("p50_ms", "ttft_ms", "cpu_ms")):
-                named[f"{name}.{what}"] = percentile([call[at] for call in row[side]], 0.5) * 1e3
+            named |= {f"{name}.p50_ms": one.p50, f"{name}.ttft_ms": one.ttft, f"{name}.cpu_ms": one.cpu}
     return named
 
 

@@ -22,7 +22,9 @@ async def main() -> None:
         app = await bare_app(make_config(Path(name), Path(spec["model"]), scripted(words), spec["port"]))
         gc.collect()
         gc.freeze()  # as vLLM's own server does
-        server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=spec["port"], log_level="warning", access_log=False))
+        # Clients keep connections over the pauses in which the other servers have their turn.
+        options = {"log_level": "warning", "access_log": False, "timeout_keep_alive": 600}
+        server = uvicorn.Server(uvicorn.Config(app, host="127.0.0.1", port=spec["port"], **options))
         serving = asyncio.create_task(server.serve())
         while not server.started and not serving.done():
             await asyncio.sleep(0.05)

@@ -7,10 +7,12 @@ the rows as JSON; it is a process of its own because it imports vLLM.
 from __future__ import annotations
 
 import asyncio
+import gc
 import json
 import sys
 import tempfile
 import time
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -45,8 +47,8 @@ class Call:
             "server": ("127.0.0.1", 2),
         }
         self._body: bytes | None = body
-        self.status, self.size, self.first = 0, 0, 0.0
-        self._over = asyncio.Event()
+        self.status, self.first, self.last = 0, 0.0, 0.0
+        self._whole, self._over = asyncio.Event(), asyncio.Event()
 
     async def receive(self) -> dict[str, Any]:
         if self._body is not None:
@@ -58,40 +60,54 @@ class Call:
     async def send(self, message: Any) -> None:
         if message["type"] == "http.response.start":
             self.status = message["status"]
-        elif message.get("body"):
+            return
+        if message.get("body"):
             self.first = self.first or time.perf_counter()
-            self.size += len(message["body"])
+        if not message.get("more_body", False):
+            self.last = time.perf_counter()
+            self._whole.set()
 
-    async def run(self, app: Any) -> tuple[float, float, float]:
-        """Seconds to the last byte, to the first, and of CPU (all threads of this process)."""
-        cpu, began = time.process_time(), time.perf_counter()
-        await app(self.scope, self.receive, self.send)
-        ended = time.perf_counter()
-        self._over.set()
-        await asyncio.sleep(0)
+    async def run(self, app: Any) -> tuple[float, float]:
+        """Seconds to the last byte and to the first."""
+        began = time.perf_counter()
+        self.task = asyncio.create_task(app(self.scope, self.receive, self.send))
+        await self._whole.wait()
         if self.status != 200:
             raise RuntimeError(f"{self.scope['path']}: HTTP {self.status}")
-        return ended - began, self.first - began, time.process_time() - cpu
+        self._over.set()
+        return self.last - began, self.first - began
 
 
+@dataclass
 class Side:
-    """One of the two apps, and its conversation."""
+    """One of the two apps, and what was measured of it."""
 
-    def __init__(self, name: str, app: Any) -> None:
-        self.name, self._app = name, app
-        self.calls: list[tuple[float, float, float]] = []
+    name: str
+    app: Any
+    calls: list[tuple[float, float]] = field(default_factory=list)
+    """Seconds to the last and to the first byte."""
+    cpu_s: float = 0.0
+    """Of all threads, the calls' last events included."""
+    log_bytes: int = 0
 
-    def begin(self, words: Words, size: str, session: str) -> None:
-        """Start the conversation of a new session."""
-        self._conversation = Conversation(words, size, session)
-        self._path = f"/s/{token(session)}{PATH}" if self.name == "recorded" else PATH
-
-    async def call(self, streamed: bool, *, measured: bool) -> None:
-        """The conversation's next turn."""
-        figures = await Call(self._path, self._conversation.body(streamed)).run(self._app)
-        self._conversation.answered()
-        if measured:
-            self.calls.append(figures)
+    async def session(self, words: Words, size: str, name: str, streamed: bool, turns: int, run: RunDir) -> None:
+        """One conversation."""
+        conversation = Conversation(words, size, name)
+        path = f"/s/{token(name)}{PATH}" if self.name == "recorded" else PATH
+        tasks, cpu, logged = [], 0.0, 0
+        for turn in range(UNMEASURED + turns):
+            if turn == UNMEASURED:
+                await asyncio.gather(*tasks)
+                cpu, logged = time.process_time(), log_bytes(run)
+            call = Call(path, conversation.body(streamed))
+            figures = await call.run(self.app)
+            tasks.append(call.task)
+            conversation.answered()
+            if turn >= UNMEASURED:
+                self.calls.append(figures)
+        await asyncio.gather(*tasks)
+        self.cpu_s += time.process_time() - cpu
+        self.log_bytes += log_bytes(run) - logged
 
 
 async def compare(words: Words, model: Path, plan: dict[str, int]) -> list[dict[str, Any]]:
@@ -102,22 +118,16 @@ async def compare(words: Words, model: Path, plan: dict[str, int]) -> list[dict[
         config, run = make_config(directory, model, scripted(words), 18751), make_run(directory / "run")
         bare = await bare_app(config)
         async with recorded_app(config, run) as recorded:
-            sides: list[Side] = [Side("bare", bare), Side("recorded", recorded)]
+            gc.collect()
+            gc.freeze()  # as vLLM's and Serve's servers do
             for size, calls in plan.items():
                 for streamed in (False, True):
-                    for side in sides:
-                        side.calls = []
-                    logged = 0
+                    sides = [Side("bare", bare), Side("recorded", recorded)]
                     for session in range(-(-calls // TURNS)):
-                        for side in sides:
-                            side.begin(words, size, f"{size}-{streamed}-{session}")
-                        for turn in range(UNMEASURED + min(TURNS, calls - session * TURNS)):
-                            before = log_bytes(run)
-                            for side in sides if turn % 2 else sides[::-1]:
-                                await side.call(streamed, measured=turn >= UNMEASURED)
-                            logged += log_bytes(run) - before if turn >= UNMEASURED else 0
-                    row = {side.name: side.calls for side in sides}
-                    rows.append({"size": size, "streamed": streamed, "log_bytes": logged, **row})
+                        for side in sides if session % 2 else sides[::-1]:
+                            await side.session(words, size, f"{size}-{streamed}-{session}", streamed, min(TURNS, calls), run)
+                    row = {side.name: {"calls": side.calls, "cpu_s": side.cpu_s} for side in sides}
+                    rows.append({"size": size, "streamed": streamed, "log_bytes": sides[1].log_bytes, **row})
     return rows
 
 

@@ -97,7 +97,7 @@ class Connection(asyncio.Protocol):
 async def connect(base: str) -> Connection:
     """To the host and port of `base`."""
     url = urlsplit(base)
-    _, connection = await asyncio.get_running_loop().create_connection(Connection, url.hostname, url.port)
+    _, connection = await asyncio.get_running_loop().create_connection(Connection, url.hostname, url.port)  # type: ignore
     return connection
 
 

@@ -144,7 +144,7 @@ class Servers:
         deployment: str = "",
         calls: Path | None = None,
     ) -> None:
-        """`pids` serve; with `mark`, the replicas of `deployment` and the proxies among the processes that carry it in their environment."""
+        """`pids` serve; with `mark`, the replicas of `deployment` and the proxies among those that carry it in their environment."""
         self._all[name] = _Server(base, pids or [], mark, deployment, calls)
         self.names.append(name)
 

@@ -44,7 +44,7 @@ class Floor:
         async def answer(request: Request) -> Response:
             streamed = b'"stream":true' in (await request.body())[:100]
             return (
-                StreamingResponse(stream(), media_type="text/event-stream")
+                StreamingResponse(stream(), media_type="text/event-stream")  # type: ignore
                 if streamed
                 else Response(self.unary, media_type="application/json")
             )

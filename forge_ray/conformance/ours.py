@@ -135,6 +135,6 @@ def run(plans: Sequence[Plan], directory: Path, jobs: int, tell: Callable[[suite
 
     try:
         with serve(plans, config, directory / "proxy") as bench:
-            return asyncio.run(suite.run_all(plans, bench, directory, jobs, tell))
+            return asyncio.run(suite.run_all(plans, bench, directory, jobs, tell))  # type: ignore
     finally:
         ray.shutdown()

@@ -15,7 +15,7 @@ from pathlib import Path
 
 _CHUNK = 1 << 16
 _PIPE_SIZES = (1 << 20, 1 << 18)
-"""Sizes of the pipe that are asked for, bytes; where the kernel refuses (a user's share of pipe pages is used up) it keeps its own 64 KiB."""
+"""Sizes of the pipe that are asked for, bytes; where the kernel refuses (a user's share of pipe pages is used up) it keeps 64 KiB."""
 _FLOOD_CHUNK = 1 << 20
 _FLOOD_PAUSE = 0.02
 """Seconds of rest after each `_FLOOD_CHUNK` bytes of a flood: at most 50 MB a second."""

@@ -11,8 +11,8 @@ same system text and tools (a retry that rewrites the user message).
 
 Any other request starts a conversation. That is a sub-agent's if its first user text holds a string argument of a tool call that the
 session made before; a side call (aux) if it declares no tools and has another system text than those that do; else the agent's. A
-summary is known by a history without tools, or afterwards: its whole answer stands in the first user text of a new conversation with the
-same system text, or (a side call's) among a later request's replies. What is seen afterwards corrects earlier calls.
+summary is known by a history without tools, or afterwards: its whole answer stands in the first user text of a conversation that begins, or
+begins again, with the same system text, or (a side call's) among a later request's replies. What is seen afterwards corrects earlier calls.
 
 Pure: no clock, no engine. `judge` changes nothing, `enter` takes its verdict in.
 """
@@ -112,7 +112,12 @@ class Conversations:
                 kind = "compaction"
             elif found.kind is None and not found.by_header and all(call.kind == "aux" for call in found.calls):
                 kind = "aux"
-        return Verdict(found.id, kind, corrections=(*self._late_side_calls(history, kind), *self._restated(history, read)))
+        late = (*self._late_side_calls(history, kind), *self._restated(history, read))
+        if history is not None and continues is None and not history.carries_replies:
+            # It began again under its first user item, with a summary behind that.
+            summary = self._summary(history, history.opening_text(), read)
+            late = late if summary is None else (*late, (summary[1].call, "compaction"))
+        return Verdict(found.id, kind, corrections=late)
 
     def enter(self, verdict: Verdict, history: History | None, call: Recorded) -> None:
         """Take in a call under `call.conversation` (the verdict's, or a new one)."""

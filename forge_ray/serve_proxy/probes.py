@@ -13,7 +13,7 @@ _LISTS = ("/models", "/v1/models", "/api/v1/models")
 
 
 def answer(method: str, path: str, *, served_name: str, window: int, google: bool = False) -> Response | None:
-    """The answer to a probe, or None where the request is none. `google`: it comes from a client of Gemini's API, which has a list of models
+    """The answer to a probe, or None where the request is none. `google`: from a client of Gemini's API, which has a list of models
     at the same place as OpenAI's, in another form."""
     read = method in ("GET", "HEAD")
     if read and google and (gemini := model_card(path, served_name, window)) is not None:

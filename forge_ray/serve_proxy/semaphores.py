@@ -11,6 +11,7 @@ import contextlib
 import glob
 import os
 import re
+from pathlib import Path
 
 import psutil
 
@@ -25,7 +26,7 @@ def unname(pid: int | None = None) -> list[str]:
         root = psutil.Process(pid)
         for process in (root, *root.children(recursive=True)):
             with contextlib.suppress(OSError):
-                found.update(_OPEN.findall(open(f"/proc/{process.pid}/maps").read()))
+                found.update(_OPEN.findall(Path(f"/proc/{process.pid}/maps").read_text()))
     removed = []
     for path in glob.glob("/dev/shm/sem.mp-*"):  # those of Python's multiprocessing
         with contextlib.suppress(OSError):

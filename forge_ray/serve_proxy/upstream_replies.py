@@ -157,16 +157,14 @@ class ChatReply(UpstreamReply):
         said.finish_reason = choice.get("finish_reason") or said.finish_reason
         scores = choice.get("logprobs") or {}
         said.scored(scores.get("content"))
-        for token, value, top in zip(
-            scores.get("tokens") or (),
-            scores.get("token_logprobs") or (),
-            scores.get("top_logprobs") or [None] * len(scores.get("tokens") or ()),
-            strict=False,
-        ):
+        tokens = _list(scores.get("tokens"))
+        tops = _list(scores.get("top_logprobs")) or [None for _ in tokens]
+        for token, value, top in zip(tokens, _list(scores.get("token_logprobs")), tops, strict=False):
             most = [{"token": name, "logprob": given} for name, given in top.items()] if isinstance(top, dict) else None
             said.scored([{"token": token, "logprob": value, "top_logprobs": most}])
 
 
+# type: ignore
 class ResponsesReply(UpstreamReply):
     """OpenAI responses. The last event holds the whole response; what came before counts where the stream is cut."""
 
@@ -192,14 +190,14 @@ class ResponsesReply(UpstreamReply):
         for place, item in enumerate(body.get("output") or ()):
             kind = item.get("type")
             if kind == "message":
-                for part in item.get("content") or ():
+                for part in _list(item.get("content")):
                     said.text += _text(part.get("text"))
                     said.scored(part.get("logprobs"))
-            elif kind == "reasoning":
-                said.reasoning += "".join(_text(part.get("text")) for part in item.get("content") or item.get("summary") or ())
+            elif kind == "reasoning":  # type: ignore
+                said.reasoning += "".join(_text(part.get("text")) for part in _list(item.get("content")) or _list(item.get("summary")))
             elif kind in ("function_call", "custom_tool_call"):
                 arguments = item.get("arguments", item.get("input"))
-                said.call(place, id=item.get("call_id"), name=item.get("name"), arguments=arguments)
+                said.call(place, id=item.get("call_id"), name=item.get("name"), arguments=arguments)  # type: ignore
         reason = (body.get("incomplete_details") or {}).get("reason")
         said.finish_reason = {"completed": "stop", "incomplete": reason or "incomplete"}.get(str(body.get("status")))
 
@@ -252,6 +250,10 @@ def _text(value: Any) -> str:
     if isinstance(value, list):
         return "".join(_text(part.get("text")) for part in value if isinstance(part, dict))
     return value if isinstance(value, str) else ""
+
+
+def _list(value: Any) -> list[Any]:
+    return value if isinstance(value, list) else []
 
 
 def _number(value: Any) -> float:

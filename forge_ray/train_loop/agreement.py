@@ -60,7 +60,7 @@ def check(
 ) -> dict[str, float]:
     """`{"logprob_diff", "checked_tokens"}` over all checked versions; `{"checked_tokens": 0}` where there is nothing to check.
 
-    The model holds version `step`. Raises `LogprobMismatch`, which ends with `hint`, on every rank alike; the model is unchanged either way.
+    The model holds version `step`. Raises `LogprobMismatch`, which ends with `hint`, on every rank alike; the model is unchanged.
     """
     # Not through DDP: its forward is collective, and the ranks have different numbers of rows here.
     model = getattr(model, "module", model)

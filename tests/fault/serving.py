@@ -73,7 +73,7 @@ class Serving:
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        _, alive = psutil.wait_procs(parts, timeout=20)
+        _, alive = psutil.wait_procs(parts, timeout=20)  # type: ignore
         for process in alive:
             process.kill()
 

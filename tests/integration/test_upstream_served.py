@@ -12,6 +12,8 @@ import pytest
 from forge_ray.trajectories.call_log import CallLogReader
 from tests.integration.conftest import UPSTREAM_KEY, UPSTREAM_SESSION, Served
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
+
 ASK: dict[str, Any] = {"model": "teacher", "messages": [{"role": "user", "content": "hi"}], "max_tokens": 8}
 
 

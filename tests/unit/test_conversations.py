@@ -217,6 +217,16 @@ def test_kimis_compaction_still_declares_tools() -> None:
     assert session.corrected == {summary.call: "compaction"} and after.kind == "agent" and after.splice == "new"
 
 
+def test_kimi_begins_again_under_its_first_instruction() -> None:
+    session = ToySession()
+    first = session.ask("chat", chat(user("do it"), user("a reminder")), RUN)
+    answer = "So far the files were listed, and nothing else has been done."
+    summary = session.ask("chat", chat(user("do it"), user("a reminder"), KEPT, result("files"), user("Summarise.")), answer)
+    after = session.ask("chat", chat(user("do it"), user(f"The conversation so far:\n{answer}"), user("a reminder")), RUN)
+    assert session.corrected == {summary.call: "compaction"}
+    assert (after.kind, after.conversation, after.splice) == ("agent", first.conversation, "fork")
+
+
 def test_qwen_trims_reasoning() -> None:
     session = ToySession()
     session.ask("chat", chat(user("do it")), say("yes", ("bash", '{"command": "ls"}'), thinking="well\n\n"))

@@ -167,7 +167,7 @@ class Recording:
         return len(ids)
 
     async def abort_session(self, session: str, timeout_s: float = 30.0) -> int:
-        """Turn away the waiting requests of a session, abort its running calls and wait until each has its end event; returns how many ran."""
+        """Turn away the waiting requests of a session, abort its running calls and wait until each has its end event; how many ran."""
         if self.recorder.admission is not None:
             self.recorder.admission.drop(session)
         calls = self.recorder.calls_of(session)

@@ -238,7 +238,7 @@ class PartWriter:
             self._hidden,
             SCHEMA,
             compression="zstd",
-            use_dictionary=[name for name in SCHEMA.names if name not in ("new", "ids", "logprobs")],
+            use_dictionary=[name for name in SCHEMA.names if name not in ("new", "ids", "logprobs")],  # type: ignore
         )
         self._rows: list[dict[str, Any]] = []
         self._bytes = 0

@@ -8,13 +8,12 @@ import importlib
 import json
 import shutil
 import sys
-import tempfile
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from forge_ray.conformance import suite
+from forge_ray.conformance import launching, suite
 from forge_ray.conformance.bench import Foreign
 from forge_ray.conformance.cases import CASES
 from forge_ray.conformance.plan import Plan
@@ -22,7 +21,6 @@ from forge_ray.conformance.programs import PROGRAMS
 from forge_ray.conformance.recording import Reader
 from forge_ray.conformance.suite import Result
 from forge_ray.errors import UserError
-from forge_ray.harnesses.install.package import cache_directory
 
 QUICK = ("words", "subagent", "cut")
 """Cases of a quick run."""
@@ -125,13 +123,10 @@ def _run(options: argparse.Namespace, plans: list[Plan], directory: Path) -> lis
 
 
 def _directory(keep: Path | None) -> Path:
-    """Where the runs lie: not below the system's temporary directory."""
-    if keep is not None:
-        keep.mkdir(parents=True, exist_ok=True)
-        return keep.resolve()
-    parent = cache_directory().parent
-    parent.mkdir(parents=True, exist_ok=True)
-    return Path(tempfile.mkdtemp(prefix="conformance-", dir=parent))
+    if keep is None:
+        return launching.directory()
+    keep.mkdir(parents=True, exist_ok=True)
+    return keep.resolve()
 
 
 if __name__ == "__main__":

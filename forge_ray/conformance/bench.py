@@ -35,8 +35,12 @@ class Bench(Protocol):
 
     faults_in_front: bool
     """Faults happen between program and proxy; else between proxy and upstream."""
-    reader: Reader | None
     script: Script
+
+    @property
+    def reader(self) -> Reader | None:
+        """What reads the proxy's recording."""
+        ...
 
     async def address(self, session: str) -> Address:
         """What the program of `session` is given."""

@@ -9,11 +9,13 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import tempfile
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
 from forge_ray.harnesses.harness import Command
+from forge_ray.harnesses.install.package import cache_directory
 
 LOG_END = 20_000
 """Bytes of a program's output that are kept."""
@@ -28,6 +30,13 @@ class Ended:
     log: str
     """The end of its output."""
     seconds: float
+
+
+def directory() -> Path:
+    """A new directory for runs, not below the system's temporary one; whoever asks removes it."""
+    parent = cache_directory().parent
+    parent.mkdir(parents=True, exist_ok=True)
+    return Path(tempfile.mkdtemp(prefix="conformance-", dir=parent))
 
 
 def environment(home: Path, scratch: Path) -> dict[str, str]:

@@ -194,7 +194,7 @@ def inside_table(rows: list[dict[str, Any]]) -> Iterator[str]:
         name = f"{'streamed' if row['streamed'] else 'unary'}, {row['size']}"
         added = [recorded.p50 - bare.p50, recorded.cpu - bare.cpu, recorded.ttft - bare.ttft]
         yield (
-            f"| {name} | {bare.p50:.2f} | {added[0]:+.2f} | {bare.cpu:.2f} | {added[1]:+.2f} | {added[1] / bare.cpu:+.1%} | {added[2]:+.2f} |"
+            f"| {name} | {bare.p50:.2f} | {added[0]:+.2f} | {bare.cpu:.2f} | {added[1]:+.2f} | {added[1] / bare.cpu:+.1%} | {added[2]:+.2f} |"  # noqa: E501
         )
 
 

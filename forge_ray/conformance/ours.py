@@ -133,8 +133,12 @@ def run(plans: Sequence[Plan], directory: Path, jobs: int, tell: Callable[[suite
     cluster.connect(config)
     import ray
 
-    try:
+    async def everything() -> list[suite.Result]:
+        # The app is stopped while the loop lives: Serve's handles are bound to it.
         with serve(plans, config, directory / "proxy") as bench:
-            return asyncio.run(suite.run_all(plans, bench, directory, jobs, tell))  # type: ignore
+            return await suite.run_all(plans, bench, directory, jobs, tell)
+
+    try:
+        return asyncio.run(everything())
     finally:
         ray.shutdown()

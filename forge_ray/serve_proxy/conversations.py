@@ -117,7 +117,7 @@ class Conversations:
             # It began again under its first user item, with a summary behind that.
             summary = self._summary(history, history.opening_text(), read)
             late = late if summary is None else (*late, (summary[1].call, "compaction"))
-        return Verdict(found.id, kind, corrections=late)
+        return Verdict(found.id, kind, corrections=late)  # type: ignore[arg-type]
 
     def enter(self, verdict: Verdict, history: History | None, call: Recorded) -> None:
         """Take in a call under `call.conversation` (the verdict's, or a new one)."""

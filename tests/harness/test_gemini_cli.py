@@ -15,6 +15,7 @@ import pytest
 import uvicorn
 
 from forge_ray.harnesses.harness import Launch, get
+from tests.harness.installed import require
 from tests.integration import edge_rig
 from tests.tiny_model import TEMPLATE
 
@@ -82,11 +83,7 @@ async def run(url: str, base: str, tmp_path: Path, instruction: str) -> tuple[in
 
 
 async def test_four_turns_with_thoughts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    if missing := get("gemini_cli").check():
-        reason = "; ".join(map(str, missing))
-        if os.environ.get("CI") == "true":
-            pytest.fail(reason)
-        pytest.skip(reason)
+    require("gemini_cli")
     monkeypatch.setattr(edge_rig, "WINDOW", WINDOW)
     turns = [text.replace("WORKSPACE", str(tmp_path / "workspace")) for text in TURNS]
     rules = [{"if": "four turns", "turn": turn, "say": text} for turn, text in enumerate(turns)]

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -10,10 +9,10 @@ from typing import Any
 
 import pytest
 
-from forge_ray.harnesses.harness import get
 from forge_ray.outcome import Outcome
 from forge_ray.serve_proxy import scripted_engine
 from tests.bench import ANSWER_IS_42, Workbench, call, workbench, write_task
+from tests.harness.installed import require
 
 pytestmark = pytest.mark.timeout(900)
 
@@ -82,15 +81,6 @@ def bench(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Workbench]:
     harnesses: list[dict[str, Any]] = [{"name": name} for name in PROGRAMS]
     with workbench(tmp_path_factory.mktemp("programs"), "programs", harnesses, script, rollouts={"deadline_s": 300}) as bench:
         yield bench
-
-
-def require(name: str) -> None:
-    """Skip when the program is not on this machine; fail instead where the quick ones must be there."""
-    if missing := get(name).check():
-        reason = "; ".join(str(line) for line in missing)
-        if os.environ.get("CI") == "true" and not any("zeroclaw" in str(line) for line in missing):
-            pytest.fail(reason)
-        pytest.skip(reason)
 
 
 @pytest.mark.parametrize("name", list(PROGRAMS), ids=short)

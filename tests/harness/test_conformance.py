@@ -33,7 +33,8 @@ Results = dict[str, "Future[suite.Result]"]
 
 def chosen(request: pytest.FixtureRequest) -> list[Plan]:
     """The plans of this session's tests whose program is there."""
-    plans = [item.callspec.params["plan"] for item in request.session.items if getattr(item, "module", None) is request.module]  # type: ignore[attr-defined]
+    items = [item for item in request.session.items if item.nodeid.startswith(request.node.nodeid + "::")]
+    plans = [item.callspec.params["plan"] for item in items if hasattr(item, "callspec")]  # type: ignore[attr-defined]
     return [plan for plan in plans if not get(plan.program, dict(plan.options)).check()]
 
 

@@ -3,8 +3,8 @@
 Same machine, same run, the scripted engine behind all, turn and turn about:
 
 - bare: vLLM's app under uvicorn, neither edge nor engine tap;
-- floor: a Serve deployment that answers with the same bytes and does nothing, through the same HAProxy as
-- ours: the recording proxy in HAProxy mode, its call log synced to disk as in a run;
+- floor: the same app in a Serve replica behind HAProxy; what it takes beyond bare is Serve's own;
+- ours: the recording proxy there, its call log synced to disk as in a run;
 - default: the same through Serve's default proxy;
 - litellm: LiteLLM's proxy in front of bare (installed in an environment of its own, outside the checkout).
 
@@ -112,17 +112,8 @@ def everything(directory: Path, words: Path, model: Path, litellm: bool) -> Iter
         bare = stack.enter_context(Child("bare", [sys.executable, "-m", "benchmarks.parts.bare", json.dumps(spec)]))
         bare.line()
         servers.add("bare", f"http://127.0.0.1:{ports[0]}", [bare.pid])
-        replies = {}
-        for streamed in (False, True):
-            name = "streamed" if streamed else "unary"
-            load.ask({"name": "bare", "size": "1k", "base": servers.base("bare"), "paths": ["/v1/chat/completions"], "headers": ""})
-            load.ask({"server": "bare", "size": "1k", "streamed": streamed, "concurrency": 1, "calls": 1})
-            replies[name] = load.ask({"last": ["bare", "1k"]})
-        reply = directory / "reply.json"
-        reply.write_text(json.dumps(replies))
-        clusters = {}
         for name, port in (("ours", ports[1]), ("default", ports[2])):
-            spec = {"words": str(words), "model": str(model), "port": port, "reply": str(reply), "haproxy": name == "ours"}
+            spec = {"words": str(words), "model": str(model), "port": port, "haproxy": name == "ours"}
             mark = f"{name}-{os.getpid()}"
             clusters[name] = stack.enter_context(
                 Child(name, [sys.executable, "-m", "benchmarks.parts.served", json.dumps(spec)], mark=mark)

@@ -113,14 +113,14 @@ LATENCY_MS, LATENCY_SHARE, CPU_SHARE, FIRST_MS, GATEWAY_SHARE = 2.0, 0.05, 0.05,
 
 
 def verdicts(name: str, plain: Measured, floor: Measured, ours: Measured, *, streamed: bool) -> list[Verdict]:
-    """What recording may add over `plain` (vLLM's app) and `floor` (Serve's own cost for a reply of the same shape)."""
+    """What recording may add over `floor`: vLLM's app as Serve serves it. Shares are of `plain`, the app without Serve."""
     bound = max(LATENCY_MS, LATENCY_SHARE * plain.p50)
     found = [
-        Verdict(f"{name}: added p50", ours.p50 - plain.p50 - floor.p50, bound),
-        Verdict(f"{name}: added CPU per call", ours.cpu - plain.cpu - floor.cpu, CPU_SHARE * plain.cpu),
+        Verdict(f"{name}: added p50", ours.p50 - floor.p50, bound),
+        Verdict(f"{name}: added CPU per call", ours.cpu - floor.cpu, CPU_SHARE * plain.cpu),
     ]
     if streamed:
-        found.append(Verdict(f"{name}: added time to first token", ours.ttft - plain.ttft - floor.ttft, FIRST_MS))
+        found.append(Verdict(f"{name}: added time to first token", ours.ttft - floor.ttft, FIRST_MS))
     return found
 
 

@@ -7,7 +7,6 @@ conversations: `sessions` of one size with one server, which every order about t
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import json
 import sys
 import time
@@ -163,14 +162,6 @@ class Load:
         await asyncio.gather(*map(worker, server.connections, share, counts))
         return found
 
-    def digests(self, server: str, size: str) -> list[str]:
-        """Digest of each connection's last response body."""
-        return [hashlib.sha256(connection.content()).hexdigest() for connection in self._servers[server, size].connections]
-
-    def last(self, server: str, size: str) -> str:
-        """The last response body of the first connection."""
-        return self._servers[server, size].connections[0].content().decode()
-
 
 async def main() -> None:
     load = Load(Words(**json.loads(Path(sys.argv[1]).read_text())))
@@ -182,8 +173,6 @@ async def main() -> None:
             answer: Any
             if "paths" in order:
                 answer = load.meet(**order)
-            elif "last" in order:
-                answer = load.last(*order["last"])
             else:
                 answer = await load.run(Order(**order))
             print(json.dumps({"answer": answer}), flush=True)

@@ -1,7 +1,7 @@
 """Our proxy on a Ray cluster of its own, and beside it Serve's floor. `python -m benchmarks.parts.served SPEC`.
 
-The floor is a Serve deployment that reads the request and answers with bytes that were recorded from vLLM's app: the same headers, the same
-chunks, no work. What it takes is Serve's own share of what our proxy takes.
+The floor is vLLM's app in a replica of the same Serve, behind the same proxy, with nothing of ours: what it takes beyond the app under uvicorn
+is Serve's own. A deployment that sends the same bytes without computing them would not do, as its chunks go out in fewer packets.
 """
 
 from __future__ import annotations
@@ -15,41 +15,22 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from benchmarks.parts.asgi import make_config, make_run, scripted
+from benchmarks.parts.asgi import bare_app, make_config, make_run, scripted
 from benchmarks.parts.conversation import Words
 from forge_ray import ray_env
+from forge_ray.config import Config
 
 FLOOR = "/floor"
 
 
-class Floor:
-    """Answers every request with the same reply."""
+class Plain:
+    """vLLM's app in a replica, neither edge nor engine tap."""
 
-    def __init__(self, unary: bytes, events: list[bytes]) -> None:
-        self.unary, self.events = unary, events
+    def __init__(self, config: Config) -> None:
+        self.config = config
 
     async def __serve_build_asgi_app__(self) -> Any:
-        import asyncio
-
-        from starlette.applications import Starlette
-        from starlette.requests import Request
-        from starlette.responses import Response, StreamingResponse
-        from starlette.routing import Route
-
-        async def stream() -> Any:
-            for event in self.events:
-                await asyncio.sleep(0)
-                yield event
-
-        async def answer(request: Request) -> Response:
-            streamed = b'"stream":true' in (await request.body())[:100]
-            return (
-                StreamingResponse(stream(), media_type="text/event-stream")  # type: ignore
-                if streamed
-                else Response(self.unary, media_type="application/json")
-            )
-
-        return Starlette(routes=[Route("/{path:path}", answer, methods=["POST"])])
+        return await bare_app(self.config)
 
 
 def start_ray(ports: int, directory: str) -> None:
@@ -104,7 +85,8 @@ def main() -> int:
         serve.run(floor(serve.ingress()(Floor)).bind(reply["unary"].encode(), events), name="floor", route_prefix=FLOOR)
         print(json.dumps({"base": client.base_url, "calls": str(run.calls)}), flush=True)
         sys.stdin.read()  # until the benchmark closes it
-        serve.delete("floor")
+        if spec["haproxy"]:
+            serve.delete("floor")
         deployment.stop(client.app)
         ray.shutdown()
     finally:

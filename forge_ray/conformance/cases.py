@@ -13,6 +13,8 @@ from forge_ray.conformance.reply import Reply
 ONE, TWO, THREE = 'a  b\tc "q" \\d', "naïve café ☕ 漢字 👩‍💻", "x/y/z"
 DELAY_S = 0.03
 """Seconds between the tokens of a reply that is cut: it must still be under way then."""
+PRINTED = "; sleep 0.2"
+"""Ends a command whose output the script waits for: Qwen Code now and then loses what is printed just before the end."""
 
 
 def mark(program: str, case: str, who: str = "main") -> str:
@@ -100,7 +102,7 @@ def compaction(program: Program) -> Plan | None:
     rules = [
         rule("summary", Reply(summary), of=of, **_condition(how.words)),
         rule("after.1", program.end("Both are written."), if_=kept, last="second-is-there"),
-        rule("after.0", Reply("I go on.", (shell.call("printf 'second\\n' > second.txt; echo second-is-\"there\""),)), if_=kept),
+        rule("after.0", Reply("I go on.", (shell.call("printf 'second\\n' > second.txt; echo second-is-\"there\"" + PRINTED),)), if_=kept),
         rule("main.0", begin, of=of, turn=0),
     ]
     if how.trigger == "overflow":
@@ -128,7 +130,7 @@ def fault(kind: FaultKind) -> Callable[[Program], Plan]:
     def plan(program: Program) -> Plan:
         of = mark(program.name, kind)
         at, gives_up = 0 if kind == "cut" else 1, kind in program.gives_up
-        once = program.shell.call("printf 'once\\n' >> once.txt; echo step-one-is-\"done\"")
+        once = program.shell.call("printf 'once\\n' >> once.txt; echo step-one-is-\"done\"" + PRINTED)
         # By what was done and not by the turn: some programs keep the half of a cut reply as a turn.
         rules = [
             rule("step.1", program.end("It is written, once."), of=of, if_="step-one-is-done"),

@@ -47,7 +47,7 @@ def _conversation(headers: Mapping[str, str]) -> str | None:
 def _codex_request_kind(headers: Mapping[str, str]) -> str | None:
     try:
         metadata = json.loads(headers.get("x-codex-turn-metadata", "{}"))
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     kind = metadata.get("request_kind") if isinstance(metadata, dict) else None
     return kind if isinstance(kind, str) else None

@@ -167,7 +167,7 @@ def parse_object(data: bytes) -> Json | None:
     """`data` as a JSON object, or None."""
     try:
         value = json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None
 

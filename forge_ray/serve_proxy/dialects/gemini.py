@@ -202,5 +202,5 @@ def _counted(reply: Json) -> Json:
 def _parse(data: bytes) -> Any:
     try:
         return json.loads(data)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None

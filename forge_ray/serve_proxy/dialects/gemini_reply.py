@@ -122,6 +122,6 @@ def _object(arguments: str) -> Json | None:
         return {}
     try:
         value: Any = json.loads(arguments)
-    except ValueError:
+    except (ValueError, RecursionError):
         return None
     return value if isinstance(value, dict) else None

@@ -58,7 +58,7 @@ def with_objects(convert: Callable[[Any], Any]) -> Callable[[Any], Any]:
         for call in reply.choices[0].message.tool_calls or ():
             try:
                 whole = isinstance(json.loads(call.function.arguments), dict)
-            except ValueError:
+            except (ValueError, RecursionError):
                 whole = False
             if not whole:
                 call.function.arguments = "{}"

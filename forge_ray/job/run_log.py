@@ -26,6 +26,7 @@ FORMAT = "%(asctime)s %(levelname)s %(name)s: %(message)s"
 def run_log(run: RunDir) -> Iterator[None]:
     """Write the process's log into the run's while the body runs. Raises `RunFailed` for what is no error of ours."""
     logging.basicConfig(filename=run.log, level=logging.INFO, format=FORMAT, force=True)
+    logging.raiseExceptions = False  # on a full disk each line would put a traceback on the terminal
     logging.getLogger("httpx").setLevel(logging.WARNING)  # a line per request
     log.info("forge-ray %s, process %d: %s", __version__, os.getpid(), " ".join(sys.argv))
     try:

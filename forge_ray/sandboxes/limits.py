@@ -25,6 +25,19 @@ _OUT_OF_MEMORY = re.compile(
 )
 
 
+def oom_kills() -> int:
+    """How many processes the kernel's out-of-memory killer has killed so far, here; 0 where it does not say."""
+    for file in ("/proc/vmstat", "/sys/fs/cgroup/memory.events"):
+        try:
+            with open(file, "rb") as opened:
+                found = re.search(rb"^oom_kill (\d+)$", opened.read(), re.MULTILINE)
+        except OSError:
+            continue
+        if found:
+            return int(found[1])
+    return 0
+
+
 @dataclass(frozen=True)
 class Limits:
     """None means no limit of ours."""
@@ -81,8 +94,9 @@ class Limits:
         """The same for supervisor.py."""
         return ",".join(f"{kind}:{soft}:{hard}" for kind, (soft, hard) in self.rlimits().items())
 
-    def recognise(self, exit_code: int, log_end: bytes) -> Limit | None:
-        """Which limit most likely ended a command that was not killed by us. An honest guess: see `RunResult.limit`."""
+    def recognise(self, exit_code: int, log_end: bytes, *, oom_killed: bool = False, cpu_seconds: float = 0.0) -> Limit | None:
+        """Which limit most likely ended a command that was not killed by us. An honest guess: see `RunResult.limit`. `oom_killed`: the
+        kernel's out-of-memory killer acted meanwhile, here or elsewhere; `cpu_seconds`: CPU time that the command used in all."""
         if exit_code == 0:
             return None
         if exit_code == 128 + signal.SIGXCPU:
@@ -90,5 +104,9 @@ class Limits:
         if exit_code == 128 + signal.SIGXFSZ:
             return "file"
         if exit_code == 128 + signal.SIGKILL:
-            return "memory"  # the kernel's out-of-memory killer
+            # Somebody's; a program may kill itself, too.
+            if oom_killed:
+                return "memory"
+            if self.cpu_seconds is not None and cpu_seconds >= self.cpu_seconds + _CPU_GRACE_S:
+                return "cpu"  # it outlived SIGXCPU
         return "memory" if self.memory_mb is not None and _OUT_OF_MEMORY.search(log_end) else None

@@ -17,6 +17,7 @@ import contextlib
 import os
 import re
 import shutil
+import signal
 import stat
 import sys
 import tempfile
@@ -29,7 +30,7 @@ from forge_ray.errors import UserError
 from forge_ray.sandboxes import bubblewrap, owner, processes, supervisor
 from forge_ray.sandboxes.archive import archive_tree
 from forge_ray.sandboxes.files import read_below, write_below
-from forge_ray.sandboxes.limits import Limits
+from forge_ray.sandboxes.limits import Limits, oom_kills
 from forge_ray.sandboxes.log_pipe import LogPipe
 from forge_ray.sandboxes.removal import remove_tree
 from forge_ray.sandboxes.running import Ended, Running, uncancelled
@@ -228,20 +229,21 @@ class ProcessSandbox:
                 command = [*bubblewrap.probe(), *options, *shell, *argv]
             else:
                 command = [sys.executable, "-I", "-S", supervisor.__file__, str(os.getpid()), self._limits.supervisor(), cwd, *argv]
+            kills = oom_kills()
             with _input(stdin) as handle:
                 self._running = Running(command, variables, self.directory, pipe, self.isolation, handle)
             ended = await self._running.wait(deadline_s, self._limits.processes)
         finally:
             self._running = None
             pipe.close()
-        return self._result(ended, pipe, deadline_s)
+        return self._result(ended, pipe, deadline_s, oom_killed=oom_kills() > kills)
 
-    def _result(self, ended: Ended, pipe: LogPipe, deadline_s: float) -> RunResult:
+    def _result(self, ended: Ended, pipe: LogPipe, deadline_s: float, *, oom_killed: bool) -> RunResult:
         limit, code, limits = ended.killed_by, ended.exit_code, self._limits
         if limit is None and code is not None:
-            limit = limits.recognise(code, pipe.tail(_LOG_END))
+            limit = limits.recognise(code, pipe.tail(_LOG_END), oom_killed=oom_killed, cpu_seconds=ended.cpu_seconds)
         detail = {
-            None: f"exit code {code} after {ended.seconds:.1f} s",
+            None: f"{_ended_by(code)} after {ended.seconds:.1f} s",
             "time": f"killed after {ended.seconds:.1f} s, its limit is {deadline_s:g} s",
             "memory": f"out of memory{f' (limit {limits.memory_mb} MB a process)' if limits.memory_mb else ''}, exit code {code}",
             "cpu": f"more than {limits.cpu_seconds} s of CPU time in one process",
@@ -346,6 +348,11 @@ class ProcessSandbox:
 
     async def __aexit__(self, *exc_info: object) -> None:
         await self.destroy()
+
+
+def _ended_by(code: int | None) -> str:
+    """A shell's exit code in words, where it stands for the one signal that no program ends itself by."""
+    return f"killed by SIGKILL (exit code {code})" if code == 128 + signal.SIGKILL else f"exit code {code}"
 
 
 def _remove(directory: Path) -> None:

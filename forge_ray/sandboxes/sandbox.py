@@ -42,7 +42,7 @@ class RunResult:
     """The shell's: 128 + n for signal n. None when the sandbox killed it (`limit` says why)."""
     limit: Limit | None
     """The limit that ended it, or None. `time` and `processes` are certain. The others are per process and known by their signs:
-    `cpu` and `file` by the signal, `memory` by a SIGKILL that was not ours or by the program's own last words."""
+    `cpu` and `file` by the signal, `memory` by a SIGKILL while the kernel ran out of it, or by the program's own last words."""
     seconds: float
     """Wall-clock seconds."""
     cpu_seconds: float

@@ -17,7 +17,7 @@ import pytest
 
 from forge_ray.config import Sandbox as SandboxConfig
 from forge_ray.errors import UserError
-from forge_ray.sandboxes import bubblewrap, owner, process
+from forge_ray.sandboxes import bubblewrap, limits, owner, process
 from forge_ray.sandboxes.process import ProcessBackend, ProcessSandbox
 from forge_ray.sandboxes.processes import MARKER
 from forge_ray.sandboxes.sandbox import Sandbox, SandboxBackend, SandboxError
@@ -468,3 +468,22 @@ def test_the_interface_is_kept(tmp_path: Path) -> None:
     backend: SandboxBackend = ProcessBackend(SandboxConfig(directory=str(tmp_path)), "run")  # pyright checks the rest
     box: type[Sandbox] = ProcessSandbox
     assert backend.name == "process" and {name for name in vars(Sandbox) if not name.startswith("_")} <= set(dir(box))
+
+
+@pytest.mark.parametrize(("kills", "limit", "words"), [((3, 3), None, "killed by SIGKILL"), ((3, 4), "memory", "out of memory")])
+async def test_a_sigkill_is_out_of_memory_only_where_the_kernel_says_so(
+    maker: Maker, monkeypatch: pytest.MonkeyPatch, kills: tuple[int, int], limit: str | None, words: str
+) -> None:
+    counted = iter(kills)
+    monkeypatch.setattr(process, "oom_kills", lambda: next(counted))
+    async with await maker.sandbox() as box:
+        # The shell of a sandbox cannot kill itself, being the init of its process table: a child of it can.
+        result = await box.run(["sh", "-c", "sh -c 'kill -KILL $$'; exit $?"], deadline_s=LONG)
+        assert (result.exit_code, result.limit) == (137, limit) and words in result.detail
+
+
+def test_the_out_of_memory_killers_count_can_be_read() -> None:
+    assert limits.oom_kills() >= 0
+    bound = limits.Limits(cpu_seconds=1)
+    assert bound.recognise(137, b"", cpu_seconds=7) == "cpu" and bound.recognise(137, b"", cpu_seconds=3) is None
+    assert limits.Limits(memory_mb=5).recognise(137, b"MemoryError") == "memory"

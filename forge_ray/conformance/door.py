@@ -179,16 +179,15 @@ class Door:
                         break
                 held += chunk
                 events += chunk.count(b"\n\n")
-        except (aiohttp.ClientError, OSError):  # the source broke off, so do we
-            await _abort(request)
-            return response
-        if cut is not None:
+            if cut is None:
+                await response.write_eof()
+                exchange.whole = True
+                return response
             if not streamed:
                 await response.write(held[: len(held) // 2])
-            await _abort(request)
-            return response
-        await response.write_eof()
-        exchange.whole = True
+        except (aiohttp.ClientError, OSError):  # the source broke off, so do we; or the program has left
+            pass
+        await _abort(request)
         return response
 
     def _refuse(self, wire: Wire, fault: str, exchange: Exchange) -> web.Response:

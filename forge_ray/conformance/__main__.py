@@ -7,6 +7,7 @@ import asyncio
 import importlib
 import json
 import shutil
+import signal
 import sys
 from collections.abc import Sequence
 from dataclasses import asdict
@@ -130,4 +131,6 @@ def _directory(keep: Path | None) -> Path:
 
 
 if __name__ == "__main__":
+    # So that the programs that run are ended too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))
     sys.exit(main())

@@ -148,7 +148,7 @@ class Recovery:
 
     def _look_for_the_dead(self, session: str) -> _Found | None:
         self._catch_up()
-        if session in self._closed:  # closed once more: everything of it, out of all files
+        if session in self._closed or self._index.gone(session):  # closed once more: everything of it, out of all files
             everything = CallLogReader(self._directory)
             everything.refresh()
             return self._read(everything, session) if everything.knows(session) else None

@@ -8,6 +8,7 @@ is closed, each by its new tokens only (`prompt_tree`).
 
 from __future__ import annotations
 
+from collections import OrderedDict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any, cast
@@ -25,6 +26,8 @@ from forge_ray.trajectories.call import Call
 from forge_ray.trajectories.upstream import UpstreamCall
 
 SAMPLED = ("finished", "length")
+HELD = 1000
+"""Closed sessions whose state is held, because somebody who missed the answer may close them again."""
 LOG = "log"
 """Key of counters that the log cannot attribute to a replica."""
 
@@ -97,6 +100,9 @@ class SessionIndex:
         self.reader: TurnReader | None = None
         """The tokenizer and parsers of the server; None: prompts are compared by tokens only."""
         self._sessions: dict[str, SessionState] = {}
+        self._closed: OrderedDict[str, None] = OrderedDict()
+        """Closed sessions whose state is held, the one that was closed last at the end."""
+        self._gone: set[str] = set()
 
     # ---- what the edge asks ----
 
@@ -104,7 +110,7 @@ class SessionIndex:
         """The session's state, made when it is not known yet."""
         found = self._sessions.get(session)
         if found is None:
-            found = self._sessions[session] = SessionState(session)
+            found = self._sessions[session] = SessionState(session, closed=session in self._gone)
         return found
 
     def sessions(self) -> list[str]:
@@ -112,7 +118,11 @@ class SessionIndex:
 
     def closed(self, session: str) -> bool:
         """Whether calls of the session are refused for good."""
-        return session in self._sessions and self._sessions[session].closed
+        return session in self._gone or (session in self._sessions and self._sessions[session].closed)
+
+    def gone(self, session: str) -> bool:
+        """Whether the session was closed so long ago that only its name is held: what happened in it is in the log alone."""
+        return session in self._gone and session not in self._sessions
 
     def exhausted(self, session: str) -> Limit | None:
         """The limit that forbids one more call, or None. The session is not changed: see `reach`."""
@@ -150,6 +160,12 @@ class SessionIndex:
     def close(self, session: str) -> bool:
         """Refuse every later call. True when it was open: then append the log's session event. Frees its calls."""
         state = self.state(session)
+        self._closed[session] = None
+        self._closed.move_to_end(session)
+        while len(self._closed) > HELD:
+            old, _ = self._closed.popitem(last=False)
+            self._sessions.pop(old, None)
+            self._gone.add(old)
         if state.closed:
             return False
         state.closed = True

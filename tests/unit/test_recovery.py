@@ -140,3 +140,28 @@ async def test_what_is_wrong_is_told_and_stops_nothing(tmp_path: Path, caplog: p
     for session in ("s", "t"):
         await recovery.meet(session)
     assert index.place("t", [1, 2, 3, 4], "c").parent == "b"
+
+
+async def test_of_sessions_closed_long_ago_the_index_keeps_the_name_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from forge_ray.serve_proxy import session_index
+
+    monkeypatch.setattr(session_index, "HELD", 3)
+    for alone in (True, False):
+        directory = tmp_path / str(alone)
+        directory.mkdir()
+        index, recovery = replica(directory, alone=alone)
+        events = [{**event, **({"replica": "r1"} if "replica" in event else {})} for n in range(6) for event in whole(f"c{n}", f"s{n}")]
+        write(directory / "r1.jsonl", [*events, *(closed(f"s{n}") for n in range(6))])
+        for number in range(6):
+            await recovery.meet(f"s{number}")
+            index.place(f"s{number}", [1, 2], f"c{number}")
+            index.end(f"s{number}", f"c{number}", [3], "finished", "agent", 2.0)
+            await recovery.close(f"s{number}")
+            index.close(f"s{number}")
+        assert index.sessions() == ["s3", "s4", "s5"] and all(index.closed(f"s{number}") for number in range(6))
+        for number in range(6):  # closed once more: the answer is the same
+            await recovery.close(f"s{number}")
+            assert not index.close(f"s{number}")
+            summary = merge(f"s{number}", [{"replica": "r1", **index.state(f"s{number}").report()}])
+            assert (summary.calls, summary.last_status, summary.failed) == (1, "finished", 0)
+        assert len(index.sessions()) == 3

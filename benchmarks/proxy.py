@@ -115,10 +115,8 @@ def everything(directory: Path, words: Path, model: Path, litellm: bool) -> Iter
         for name, port in (("ours", ports[1]), ("default", ports[2])):
             spec = {"words": str(words), "model": str(model), "port": port, "haproxy": name == "ours"}
             mark = f"{name}-{os.getpid()}"
-            clusters[name] = stack.enter_context(
-                Child(name, [sys.executable, "-m", "benchmarks.parts.served", json.dumps(spec)], mark=mark)
-            )
-            told = json.loads(clusters[name].line())
+            cluster = stack.enter_context(Child(name, [sys.executable, "-m", "benchmarks.parts.served", json.dumps(spec)], mark=mark))
+            told = json.loads(cluster.line())
             servers.add(name, told["base"], mark=mark, deployment="policy", calls=Path(told["calls"]))
             if name == "ours":
                 servers.add("floor", told["base"], mark=mark, deployment="floor")

@@ -1,7 +1,7 @@
 """Our proxy on a Ray cluster of its own, and beside it Serve's floor. `python -m benchmarks.parts.served SPEC`.
 
-The floor is vLLM's app in a replica of the same Serve, behind the same proxy, with nothing of ours: what it takes beyond the app under uvicorn
-is Serve's own. A deployment that sends the same bytes without computing them would not do, as its chunks go out in fewer packets.
+The floor is vLLM's app in a replica of the same Serve, behind the same proxy, with nothing of ours: what it takes beyond the app under
+uvicorn is Serve's own. A deployment that sends the same bytes without computing them would not do: its chunks go out in fewer packets.
 """
 
 from __future__ import annotations
@@ -77,12 +77,10 @@ def main() -> int:
         words = Words(**json.loads(Path(spec["words"]).read_text()))
         config, run = make_config(root, Path(spec["model"]), scripted(words), spec["port"]), make_run(root / "run")
         client = deployment.start(config, run, config.policy.model.path, 1)
-        reply = json.loads(Path(spec["reply"]).read_text())
-        events = [f"{event}\n\n".encode() for event in reply["streamed"].split("\n\n") if event]
-        floor = serve.deployment(
-            name="floor", max_ongoing_requests=1000, logging_config={"log_level": "WARNING", "enable_access_log": False}
-        )
-        serve.run(floor(serve.ingress()(Floor)).bind(reply["unary"].encode(), events), name="floor", route_prefix=FLOOR)
+        if spec["haproxy"]:
+            quiet = {"log_level": "WARNING", "enable_access_log": False}
+            floor = serve.deployment(name="floor", max_ongoing_requests=1_000_000, logging_config=quiet)
+            serve.run(floor(serve.ingress()(Plain)).bind(config), name="floor", route_prefix=FLOOR)
         print(json.dumps({"base": client.base_url, "calls": str(run.calls)}), flush=True)
         sys.stdin.read()  # until the benchmark closes it
         if spec["haproxy"]:

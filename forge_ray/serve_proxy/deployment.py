@@ -152,6 +152,7 @@ class Policy:
             "sampled_tokens": self.recorder.sampled_tokens,
             "window": self.index.window(self.recorder.engine_window),
             "sessions": len(self.index.sessions()),
+            "open_sessions": sum(not self.index.closed(session) for session in self.index.sessions()),
             **self.recovery.report(),
             **self.admission.status(),
         }

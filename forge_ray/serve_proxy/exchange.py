@@ -166,8 +166,27 @@ class Tee:
 
     async def send(self, message: Message) -> None:
         """The app's `send`."""
+        if self._in_the_middle(message):
+            # A whole event: a keep-alive may come before or after it, so nothing need be locked.
+            chunk = message.get("body", b"")
+            self._note(chunk)
+            self.reply.feed(chunk, False)  # type: ignore[union-attr]
+            await self._send(message)
+            return
         async with self._lock:
             await self._take(message)
+
+    def _in_the_middle(self, message: Message) -> bool:
+        """Whether this is a further piece of a stream that needs no thought: nearly all messages are."""
+        return (
+            self.first_byte_s is not None
+            and message.get("more_body", False)
+            and not self._held
+            and not self.ended
+            and self.reply is not None
+            and (self._context is None or (self._context.begun and self._context.refusal is None))
+            and not self._lock.locked()
+        )
 
     async def _take(self, message: Message) -> None:
         if self.ended:

@@ -141,7 +141,10 @@ def fault(kind: FaultKind) -> Callable[[Program], Plan]:
                 **({"delay_s": DELAY_S} if kind == "cut" else {}),
             ),
         ]
-        calls = [Expected("step.0", continuation=None if kind == "cut" else NEW), later("step.1", program.fork)]
+        attempts = kind in ("reset", "cut")
+        # What a fork is compared with may be the answer that was destroyed, so its reason is not said then.
+        fork = program.fork and "" if attempts else program.fork
+        calls = [Expected("step.0", continuation=None if kind == "cut" else NEW), later("step.1", fork)]
         written = {"once.txt": "once\n"}
         return _plan(
             program,
@@ -151,7 +154,7 @@ def fault(kind: FaultKind) -> Callable[[Program], Plan]:
             calls[:at] if gives_up else calls,
             absent=("once.txt",) if gives_up and at == 0 else (),
             faults=(Fault(kind, of, at),),
-            attempts=kind in ("reset", "cut"),
+            attempts=attempts,
         )
 
     return plan

@@ -205,9 +205,12 @@ def test_an_address_where_something_else_answers(said: bytes | None, config: Pat
 
     held: list[socket.socket] = []
     with socket.create_server(("127.0.0.1", 0)) as listener:
-        threading.Thread(target=serve, args=(listener,), daemon=True).start()
+        thread = threading.Thread(target=serve, args=(listener,), daemon=True)
+        thread.start()
         address = f"127.0.0.1:{listener.getsockname()[1]}"
         done = forge_ray("train", str(config), "ray.address=null", cwd=tmp_path, RAY_ADDRESS=address)
+        listener.shutdown(socket.SHUT_RDWR)  # wakes the thread up: later tests fork
+        thread.join()
     refused(done, "RAY_ADDRESS", f"no cluster answers at {address}")
 
 

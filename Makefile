@@ -16,7 +16,7 @@ ARGS ?=
 
 export EXTRAS TORCH PYTHON
 
-.PHONY: help env demo test test-harness lint format docs bench clean
+.PHONY: help env demo test test-harness lint format docs bench bench-seeds bench-proxy bench-soak clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
@@ -54,8 +54,16 @@ format: env ## Format the code
 docs: env ## Write the generated pages of docs/ anew
 	$(BIN)/python -m forge_ray.cli.docs
 
-bench: env ## The three learning seeds: about 20 minutes
+bench: bench-proxy bench-soak bench-seeds ## All three below: about 35 minutes
+
+bench-seeds: env ## The three learning seeds: about 20 minutes
 	@exec $(BIN)/python -m benchmarks.seeds $(ARGS)
+
+bench-proxy: env ## What recording costs, against vLLM's app without it and LiteLLM: about 8 minutes
+	@exec $(BIN)/python -m benchmarks.proxy $(ARGS)
+
+bench-soak: env ## 10,000 calls through the proxy, with clients that leave and weight updates: about 5 minutes
+	@exec $(BIN)/python -m benchmarks.soak $(ARGS)
 
 clean: ## Remove the environment, installed tools and caches; runs are kept
 	rm -rf $(VENV) .tools build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache

@@ -61,8 +61,8 @@ class Cell:
 
 def plan(quick: bool) -> dict[Cell, int]:
     """Calls per server and round of each kind of load. A long prompt takes a tenth of a second to tokenise, so it gets few."""
-    calls = {("1k", 1): 100, ("1k", 16): 160, ("1k", 64): 192, ("32k", 1): 20, ("32k", 16): 32, ("32k", 64): 64}
-    calls |= {("128k", 1): 6, ("128k", 16): 16, ("128k", 64): 64}
+    calls = {("1k", 1): 100, ("1k", 16): 128, ("1k", 64): 128, ("32k", 1): 24, ("32k", 16): 48, ("32k", 64): 64}
+    calls |= {("128k", 1): 8, ("128k", 16): 16, ("128k", 64): 64}
     if quick:
         calls = {("1k", 1): 60, ("1k", 16): 96, ("32k", 1): 10}
     return {Cell(size, streamed, many): n for (size, many), n in calls.items() for streamed in (False, True)}
@@ -253,7 +253,7 @@ def main() -> int:
                 for size in dict.fromkeys(cell.size for cell in cells):
                     some = {cell: n for cell, n in cells.items() if cell.size == size}
                     begin(servers, load, size, max(cell.concurrency for cell in some))
-                    found |= measure(servers, load, some, 1 if size == "128k" else 2, tokens)
+                    found |= measure(servers, load, some, 2 if size == "1k" else 1, tokens)
                 names = servers.names
             told = judge(found, names)
             print("\n".join(table(found, names)))

@@ -221,11 +221,16 @@ def main() -> int:
         config, run = make_config(root, model, RULES, port), make_run(root / "run")
         client = deployment.start(config, run, str(model), 1)
         began = time.monotonic()
-        found = asyncio.run(soak(client, str(model / "model.safetensors"), given.calls, given.concurrency, given.seed))
-        seconds = time.monotonic() - began
+
+        async def work() -> tuple[Soak, float]:
+            found = await soak(client, str(model / "model.safetensors"), given.calls, given.concurrency, given.seed)
+            seconds = time.monotonic() - began
+            await asyncio.to_thread(deployment.stop, client.app)  # while the loop of its handle still runs
+            return found, seconds
+
+        found, seconds = asyncio.run(work())
         wrong, count = check(found.told, run.calls)
         wrong += found.wrong
-        deployment.stop(client.app)
         ray.shutdown()
     finally:
         shutil.rmtree(root, ignore_errors=True)

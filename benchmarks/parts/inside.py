@@ -90,24 +90,28 @@ class Side:
     """Of all threads, the calls' last events included."""
     log_bytes: int = 0
 
-    async def session(self, words: Words, size: str, name: str, streamed: bool, turns: int, run: RunDir) -> None:
-        """One conversation."""
-        conversation = Conversation(words, size, name)
-        path = f"/s/{token(name)}{PATH}" if self.name == "recorded" else PATH
-        tasks, cpu, logged = [], 0.0, 0
-        for turn in range(UNMEASURED + turns):
-            if turn == UNMEASURED:
-                await asyncio.gather(*tasks)
-                cpu, logged = time.process_time(), log_bytes(run)
-            call = Call(path, conversation.body(streamed))
-            figures = await call.run(self.app)
-            tasks.append(call.task)
-            conversation.answered()
-            if turn >= UNMEASURED:
-                self.calls.append(figures)
-        await asyncio.gather(*tasks)
+    async def begin(self, words: Words, size: str, name: str, streamed: bool) -> None:
+        """A new conversation; its first calls are not measured."""
+        self._talk, self._streamed = Conversation(words, size, name), streamed
+        self._path = f"/s/{token(name)}{PATH}" if self.name == "recorded" else PATH
+        await self._calls(UNMEASURED)
+
+    async def go_on(self, turns: int, run: RunDir) -> None:
+        """So many calls of it."""
+        cpu, logged = time.process_time(), log_bytes(run)
+        self.calls += await self._calls(turns)
         self.cpu_s += time.process_time() - cpu
         self.log_bytes += log_bytes(run) - logged
+
+    async def _calls(self, turns: int) -> list[tuple[float, float]]:
+        tasks, found = [], []
+        for _ in range(turns):
+            call = Call(self._path, self._talk.body(self._streamed))
+            found.append(await call.run(self.app))
+            tasks.append(call.task)
+            self._talk.answered()
+        await asyncio.gather(*tasks)
+        return found
 
 
 async def compare(words: Words, model: Path, plan: dict[str, int]) -> list[dict[str, Any]]:
@@ -121,11 +125,16 @@ async def compare(words: Words, model: Path, plan: dict[str, int]) -> list[dict[
             gc.collect()
             gc.freeze()  # as vLLM's and Serve's servers do
             for size, calls in plan.items():
+                # The longer a call, the sooner it is the other's turn: what a machine does drifts by more than recording costs.
+                together = TURNS if size == "1k" else 2
                 for streamed in (False, True):
                     sides = [Side("bare", bare), Side("recorded", recorded)]
                     for session in range(-(-calls // TURNS)):
-                        for side in sides if session % 2 else sides[::-1]:
-                            await side.session(words, size, f"{size}-{streamed}-{session}", streamed, min(TURNS, calls), run)
+                        for side in sides:
+                            await side.begin(words, size, f"{size}-{streamed}-{session}", streamed)
+                        for turn in range(0, TURNS, together):
+                            for side in sides if turn // together % 2 else sides[::-1]:
+                                await side.go_on(together, run)
                     row = {side.name: {"calls": side.calls, "cpu_s": side.cpu_s} for side in sides}
                     rows.append({"size": size, "streamed": streamed, "log_bytes": sides[1].log_bytes, **row})
     return rows

@@ -72,8 +72,13 @@ class RunDir:
 
     @property
     def weights(self) -> Path:
-        """`current.json` ({"version", "path"}) and the safetensors file it names: what a (re)started replica loads."""
+        """`current.json` ({"version", "path": file name}) and the safetensors file it names: what a (re)started replica loads."""
         return self.root / "weights"
+
+    def current_weights(self, named: str) -> Path:
+        """The file that `current.json` means by `named`: beside it, also where an older one holds the path that the run was at."""
+        beside = self.weights / Path(named).name
+        return beside if beside.exists() or not os.path.isabs(named) else Path(named)
 
     @property
     def inputs(self) -> Path:

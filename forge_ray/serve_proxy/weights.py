@@ -36,7 +36,7 @@ def current(run: RunDir) -> tuple[str, str] | None:
         found = json.loads((run.weights / "current.json").read_text())
     except FileNotFoundError:
         return None
-    return found["version"], found["path"]
+    return found["version"], str(run.current_weights(found["path"]))
 
 
 def header(path: str | Path) -> Tensors:

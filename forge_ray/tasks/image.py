@@ -96,7 +96,9 @@ class _Reader:
         self.problems.append(f"{self.name}{f':{number}' if number else ''}: {what}")
 
     def take(self, number: int, keyword: str, rest: str) -> None:
-        if "<<" in rest and keyword in ("RUN", "COPY", "ADD"):
+        if "\0" in rest:
+            self.refuse(number, f"{keyword} with a NUL character")
+        elif "<<" in rest and keyword in ("RUN", "COPY", "ADD"):
             self.refuse(number, f"{keyword} with a here-document")
         elif keyword == "WORKDIR":
             self.workdir = posixpath.normpath(posixpath.join(self.workdir or "/", self.expand(rest)))
@@ -132,6 +134,8 @@ class _Reader:
         except ValueError:
             return self.refuse(number, f"ENV {rest}")
         pairs = [word.partition("=") for word in words]
+        if not all(key for key, _, _ in pairs):
+            return self.refuse(number, f"ENV {rest}")
         self.env |= {key: self.expand(text) for key, _, text in pairs}
         return None
 
@@ -147,7 +151,7 @@ class _Reader:
                 return self.refuse(number, f"{keyword} {flag}")
         try:
             words = [str(word) for word in json.loads(rest)] if rest.startswith("[") else shlex.split(rest)
-        except ValueError:
+        except (ValueError, RecursionError):
             return self.refuse(number, f"{keyword} {rest}")
         if len(words) < 2:
             return self.refuse(number, f"{keyword} {rest} (needs a source and a target)")
@@ -173,6 +177,8 @@ class _Reader:
                 self.refuse(number, f"{keyword} {source} (outside of environment/)")
             elif not real.exists():
                 self.refuse(number, f"{keyword} {source} (no such file)")
+            elif not real.is_dir() and not real.is_file():
+                self.refuse(number, f"{keyword} {source} (no regular file)")
             elif real.is_dir():
                 self.copies.append((number, real, place, mode))
             else:

@@ -7,7 +7,10 @@ Harbor ignores them. Every key of format 1.4 is known here, whether or not anyth
 from __future__ import annotations
 
 import difflib
+import errno
+import os
 import re
+import stat
 import tomllib
 from pathlib import Path
 from typing import Annotated, Any, Literal, get_args
@@ -17,7 +20,8 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 from forge_ray.errors import UserError
 
 NetworkMode = Literal["public", "no-network", "allowlist"]
-Seconds = Annotated[float, Field(gt=0)]
+Seconds = Annotated[float, Field(gt=0, le=1e9)]
+Megabytes = Annotated[int, Field(gt=0, le=2**30)]
 User = str | int
 
 _SIZE = re.compile(r"(\d+)([KMG])")
@@ -116,8 +120,8 @@ class Environment(Network):
     env: dict[str, str] = {}
     skills_dir: str | None = None
     cpus: Annotated[float, Field(gt=0)] | None = None
-    memory_mb: Annotated[int, Field(gt=0)] | None = None
-    storage_mb: Annotated[int, Field(gt=0)] | None = None
+    memory_mb: Megabytes | None = None
+    storage_mb: Megabytes | None = None
     gpus: Annotated[int, Field(ge=0)] | None = None
     gpu_types: list[str] | None = None
     tpu: dict[str, Any] | None = None
@@ -154,14 +158,25 @@ class TaskToml(Table):
     steps: list[Step] = []
 
 
+def read_regular(file: Path) -> bytes:
+    """The content of a regular file. Raises `OSError`, also for a FIFO or a device: reading those may never end."""
+    handle = os.open(file, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    with open(handle, "rb") as opened:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise OSError(errno.EINVAL, "it is no regular file")
+        return opened.read()
+
+
 def read_spec(file: Path) -> tuple[TaskToml, list[str]]:
     """The file, and a note for each unknown key and deprecated form. Raises `UserError`."""
     try:
-        tree: dict[str, Any] = tomllib.loads(file.read_bytes().decode())
+        tree: dict[str, Any] = tomllib.loads(read_regular(file).decode())
     except FileNotFoundError:
         raise UserError("is missing", where=str(file), fix="an empty file will do") from None
     except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise UserError(f"is not TOML ({error})", where=str(file), fix="correct it") from None
+    except RecursionError:
+        raise UserError("is nested too deeply", where=str(file), fix="write it flatter") from None
     except OSError as error:
         raise UserError(f"cannot be read ({error.strerror})", where=str(file)) from None
     try:

@@ -16,7 +16,7 @@ from typing import Literal
 
 from forge_ray.errors import UserError
 from forge_ray.tasks.image import Image, parse_dockerfile
-from forge_ray.tasks.spec import TaskToml, read_spec
+from forge_ray.tasks.spec import TaskToml, read_regular, read_spec
 
 TESTS_DIR, VERIFIER_DIR = "/tests", "/logs/verifier"
 """Where Harbor has a verifier's files and its results. `tests/test.sh` finds both also in the variables of these names."""
@@ -156,9 +156,16 @@ def spec_wishes(spec: TaskToml) -> list[str]:
 
 def load_task(directory: str | os.PathLike[str]) -> Task:
     """Load and validate one task directory. Raises `UserError` with one line: file, key, what to do."""
-    root = Path(directory).resolve()
+    try:
+        return _load(Path(directory).resolve(), str(directory))
+    except (OSError, ValueError, RuntimeError) as error:  # a loop of links, a name with NUL, nesting without end
+        problem = "is nested too deeply" if isinstance(error, RecursionError) else f"cannot be read ({error})"
+        raise UserError(problem, where=str(directory), fix="mend the task") from None
+
+
+def _load(root: Path, given: str) -> Task:
     if not root.is_dir():
-        raise UserError("no such task directory", where=str(directory), fix="give a directory with task.toml and instruction.md")
+        raise UserError("no such task directory", where=given, fix="give a directory with task.toml and instruction.md")
     file = root / "task.toml"
     spec, notes = read_spec(file)
     instruction = _instruction(root / "instruction.md")
@@ -166,6 +173,8 @@ def load_task(directory: str | os.PathLike[str]) -> Task:
         raise UserError("is missing", where=str(root / "tests" / "test.sh"), fix="a task needs a verifier")
     _check_links(root)
     image = _image(root, spec)
+    if (problem := _unusable_path(image.workdir)) is not None:
+        raise UserError(f"the working directory {problem}", where=str(file), fix="choose a plain absolute path")
     return Task(
         directory=root,
         name=spec.task.name if spec.task else root.name,
@@ -209,13 +218,16 @@ def load_tasks(directory: str | os.PathLike[str]) -> list[Task]:
 
 def _instruction(file: Path) -> str:
     try:
-        text = file.read_text(encoding="utf-8")
+        text = read_regular(file).decode()
     except FileNotFoundError:
         raise UserError("is missing", where=str(file), fix="write what the agent is to do") from None
     except UnicodeDecodeError as error:
         raise UserError(f"is not UTF-8 ({error.reason} at byte {error.start})", where=str(file), fix="save it as UTF-8") from None
     except OSError as error:
-        raise UserError(f"cannot be read ({error.strerror})", where=str(file)) from None
+        raise UserError(f"cannot be read ({error.strerror or error})", where=str(file)) from None
+    text = text.replace("\r\n", "\n").replace("\r", "\n")
+    if "\0" in text:
+        raise UserError("has a NUL character in it, which no program can be given", where=str(file), fix="remove it")
     lines = text.splitlines(keepends=True)
     first = 0
     while first < len(lines) and re.match(r"\s*(<!--|#).*canary", lines[first], re.IGNORECASE):
@@ -226,6 +238,15 @@ def _instruction(file: Path) -> str:
     if not text.strip():
         raise UserError("is empty", where=str(file), fix="write what the agent is to do")
     return text
+
+
+def _unusable_path(path: str) -> str | None:
+    """Why no directory can have this path; None if one can."""
+    if "\0" in path:
+        return "has a NUL character in it"
+    if len(os.fsencode(path)) > 1024 or any(len(os.fsencode(part)) > 255 for part in path.split("/")):
+        return f"{path[:40]}… is too long for a path"
+    return None
 
 
 def _compose(root: Path) -> bool:
@@ -247,7 +268,13 @@ def _check_links(root: Path) -> None:
         for folder, names, files in os.walk(root / part):
             for name in (*names, *files):
                 path = Path(folder, name)
-                if path.is_symlink() and not path.resolve().is_relative_to(root):
+                if not path.is_symlink():
+                    continue
+                try:
+                    inside = path.resolve().is_relative_to(root)
+                except (OSError, RuntimeError):
+                    raise UserError("is a link that leads nowhere", where=str(path), fix="remove it") from None
+                if not inside:
                     raise UserError("is a link that leaves the task", where=str(path), fix="copy what it points to")
 
 
@@ -255,6 +282,9 @@ def _resolve(env: dict[str, str], where: str) -> dict[str, str]:
     """Replace values that are wholly `${VAR}` or `${VAR:-default}` by the host's variables; set but empty counts as set."""
     resolved = {}
     for key, value in env.items():
+        if not key or "=" in key or "\0" in key or "\0" in value:
+            said = f"{key!r} = {value[:40]!r}"
+            raise UserError(f"{said} is no environment variable (no '=' in a name, no NUL)", where=where, fix="correct it")
         match = _TEMPLATE.fullmatch(value)
         if match is None:
             resolved[key] = value

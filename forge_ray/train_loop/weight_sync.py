@@ -37,7 +37,7 @@ def publish(run: RunDir, model: torch.nn.Module, version: str) -> Path:
     os.fsync(handle)
     os.close(handle)
     os.replace(temporary, target)
-    write_json(run.weights / "current.json", {"version": version, "path": str(target)})
+    write_json(run.weights / "current.json", {"version": version, "path": target.name})  # a run may be moved
     files = sorted(run.weights.glob("[!.]*.safetensors"), key=lambda file: file.stat().st_mtime)
     for old in files[:-KEPT]:
         old.unlink(missing_ok=True)
@@ -45,9 +45,12 @@ def publish(run: RunDir, model: torch.nn.Module, version: str) -> Path:
 
 
 def current(run: RunDir) -> dict[str, str] | None:
-    """`{"version", "path"}` of the current weights, or None before the first publish."""
+    """`{"version", "path"}` (the path absolute) of the current weights, or None before the first publish."""
     file = run.weights / "current.json"
-    return json.loads(file.read_text()) if file.exists() else None
+    if not file.exists():
+        return None
+    found = json.loads(file.read_text())
+    return {**found, "path": str(run.current_weights(found["path"]))}
 
 
 async def sync(client: ProxyClient, path: str, version: str) -> dict:

@@ -318,6 +318,9 @@ def test_published_weights_are_the_models_and_current_names_them(tmp_path: Path)
     assert set(tensors) == {name for name, _ in model.named_parameters()}
     assert all(torch.equal(tensors[name], value) for name, value in model.named_parameters())
     assert len(list(run.weights.glob("*.safetensors"))) == weight_sync.KEPT
+    moved = RunDir(run.root.rename(tmp_path / "moved"))
+    current = weight_sync.current(moved)
+    assert current is not None and Path(current["path"]).is_file() and current["path"].startswith(str(moved.root))
 
 
 def test_every_start_of_a_worker_group_has_an_incarnation_of_its_own(tmp_path: Path) -> None:

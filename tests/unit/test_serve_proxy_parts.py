@@ -155,6 +155,10 @@ def test_current_weights(tmp_path: Path) -> None:
     assert weights.current(run) is None
     write_json(run.weights / "current.json", {"version": "2.3", "path": "/w"})
     assert weights.current(run) == ("2.3", "/w")
+    (run.weights / "2.3.safetensors").write_bytes(b"")
+    for named in ("2.3.safetensors", "/where/the/run/was/weights/2.3.safetensors"):
+        write_json(run.weights / "current.json", {"version": "2.3", "path": named})
+        assert weights.current(run) == ("2.3", str(run.weights / "2.3.safetensors"))
 
 
 def test_a_process_ends_with_the_one_it_follows(tmp_path: Path) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import pickle
 from pathlib import Path
 
@@ -191,3 +192,45 @@ def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:
         make_task(tmp_path / name, toml='[task]\nname = "org/same"')
     with pytest.raises(UserError, match="a and b have the same name org/same"):
         load_tasks(tmp_path)
+
+
+def test_what_no_process_can_be_given_is_refused(tmp_path: Path) -> None:
+    for number, (toml, words) in enumerate(
+        [
+            ('[environment.env]\nA = "x\\u0000y"', "no environment variable"),
+            ('[environment.env]\n"A=B" = "1"', "no environment variable"),
+            ('[verifier.env]\n"" = "1"', "verifier.env: '' = '1' is no environment variable"),
+            ('[environment]\nmemory = "99999999999999999999G"', "memory_mb"),
+            ("[environment]\nmemory_mb = 99999999999999", "memory_mb"),
+            ("[agent]\ntimeout_sec = inf", "timeout_sec"),
+            ("[verifier]\ntimeout_sec = nan", "timeout_sec"),
+            ('[environment]\nworkdir = "/a\\u0000b"', "the working directory has a NUL"),
+            (f'[environment]\nworkdir = "/{"a" * 300}"', "too long for a path"),
+            ("a = " + "[" * 5000 + "]" * 5000, "nested too deeply"),
+        ]
+    ):
+        assert words in refused(make_task(tmp_path / str(number), toml=toml))
+    assert "NUL" in refused(make_task(tmp_path / "nul", instruction="a\0b"))
+    assert "cannot be read" in refused(tmp_path / "a\0b")
+
+
+def test_a_task_that_would_hang_or_loop_is_refused(tmp_path: Path) -> None:
+    for name in ("instruction.md", "task.toml"):
+        task = make_task(tmp_path / name)
+        (task / name).unlink()
+        os.mkfifo(task / name)
+        assert "no regular file" in refused(task)
+    task = make_task(tmp_path / "loop")
+    (task / "tests" / "loop").symlink_to("loop")
+    assert "leads nowhere" in refused(task)
+    (tmp_path / "self").symlink_to("self")
+    assert "cannot be read" in refused(tmp_path / "self")
+
+
+def test_odd_lines_of_a_dockerfile_are_named_and_not_copied(tmp_path: Path) -> None:
+    lines = ["COPY a\0b .", "ENV A=x\0y", "WORKDIR /a\0b", "ENV =x", "COPY fifo .", "COPY " + "[" * 100_000]
+    task = make_task(tmp_path / "t", dockerfile="FROM x\n" + "\n".join(lines) + "\n")
+    os.mkfifo(task / "environment" / "fifo")
+    loaded = load_task(task)
+    assert len(loaded.image.unsupported) == len(lines) and loaded.image.copies == () and loaded.env == {}
+    assert any("fifo (no regular file)" in line for line in loaded.image.unsupported)

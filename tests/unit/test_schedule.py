@@ -37,7 +37,6 @@ def test_the_first_and_the_last_update_have_a_rate_above_zero() -> None:
         sft(steps=1),
         sft(warmup_steps=500),
         sft(decay_fraction=1.0),
-        sft(decay_fraction=3.0),
         sft(warmup_steps=0, decay_fraction=0),
     ):
         assert all(0 < sft_rate(config, step) <= config.lr for step in range(config.steps))

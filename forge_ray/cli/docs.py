@@ -19,6 +19,7 @@ import yaml
 from pydantic import BaseModel
 from pydantic_core import PydanticUndefined
 
+import forge_ray.config
 from forge_ray import outcome
 from forge_ray.cli import harness_docs
 from forge_ray.cli.dialect_docs import dialect_pages
@@ -26,7 +27,7 @@ from forge_ray.config import Config
 from forge_ray.outcome import PRESETS, Outcome, Treatment
 from forge_ray.run_dir import write_atomic
 
-_GENERATED = "<!-- Made by `make docs` from {source}. Change that file. -->\n"
+_GENERATED = "<!-- Made by `make docs` from {source}. Change it there. -->\n"
 
 
 def type_name(annotation: Any) -> str:
@@ -102,9 +103,8 @@ def _sections(model: type[BaseModel], prefix: str = "") -> Iterator[tuple[str, t
 
 def configuration() -> str:
     """docs/configuration.md"""
-    module = inspect.getmodule(Config)
-    intro = [paragraph for paragraph in inspect.cleandoc(module.__doc__ or "").split("\n\n") if paragraph]
-    lines = ["# Configuration", "", _GENERATED.format(source="`forge_ray/config.py`"), *("\n\n".join(intro).split("\n")), ""]
+    intro = [paragraph for paragraph in inspect.cleandoc(forge_ray.config.__doc__ or "").split("\n\n") if paragraph]
+    lines = ["# Configuration", "", _GENERATED.format(source="`forge_ray/config/`"), *("\n\n".join(intro).split("\n")), ""]
     lines += [
         "Single keys are changed on the command line, list items by their index:",
         "`forge-ray train run.yaml train.steps=5 policy.engine.max_model_len=4096 harnesses.0.options.output_chars=200`.",

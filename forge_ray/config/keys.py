@@ -1,0 +1,42 @@
+"""Every key with its documentation, and the nearest known one to a mistake."""
+
+from __future__ import annotations
+
+import difflib
+from typing import Any
+
+from pydantic import BaseModel
+
+from forge_ray.config.run import Config
+
+
+def _sections(model: type[BaseModel] = Config, prefix: tuple[str, ...] = ()) -> dict[tuple[str, ...], type[BaseModel]]:
+    found: dict[tuple[str, ...], type[BaseModel]] = {prefix: model}
+    for name, field in model.model_fields.items():
+        for candidate in (field.annotation, *getattr(field.annotation, "__args__", ())):
+            if isinstance(candidate, type) and issubclass(candidate, BaseModel):
+                found.update(_sections(candidate, (*prefix, name)))
+    return found
+
+
+def known_keys() -> dict[str, str]:
+    """Every dotted key with its documentation."""
+    keys: dict[str, str] = {}
+    for prefix, model in _sections().items():
+        for name, field in model.model_fields.items():
+            keys[".".join((*prefix, name))] = field.description or ""
+    return keys
+
+
+def nearest(location: tuple[Any, ...]) -> str:
+    """The known key that an unknown one (its path; list indices are numbers) was most likely meant to be."""
+    keys = known_keys()
+    generic = ".".join(str(part) for part in location if not isinstance(part, int))
+    wanted = str(location[-1]).replace("-", "_")
+    siblings = {key.rpartition(".")[2]: key for key in keys if key.rpartition(".")[0] == generic.rpartition(".")[0]}
+    if wanted in siblings:
+        return siblings[wanted]
+    if close := difflib.get_close_matches(wanted, siblings, n=1, cutoff=0.6):
+        return siblings[close[0]]
+    same_name = [key for key in keys if key.rpartition(".")[2] == wanted]
+    return same_name[0] if same_name else difflib.get_close_matches(generic, keys, n=1, cutoff=0.0)[0]

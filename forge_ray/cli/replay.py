@@ -34,8 +34,8 @@ def run(arguments: argparse.Namespace) -> int:
     if config.proxy.train_grammar_calls:
         for call in calls:
             call.masked_by_grammar = False
-    weights = {**credit.KIND_WEIGHTS, **config.train.kind_weights}
-    chosen = credit.assign(calls, gamma=config.train.gamma, kind_weights=weights, scope=config.train.scope)
+    weights = credit.kind_weights(config.train.credit)
+    chosen = credit.assign(calls, config.train.credit)
     state = reader.state(session)
     print(f"session {session} of {directory.root} ({state.purpose or 'no call'})")
     try:

@@ -9,6 +9,8 @@ yours that makes it. The function is called as `function(out, seed=…, **option
 
 from __future__ import annotations
 
+from forge_ray.config.advantage import Advantage
+from forge_ray.config.credit import Credit
 from forge_ray.config.keys import known_keys
 from forge_ray.config.load import load
 from forge_ray.config.loss import Loss
@@ -21,6 +23,6 @@ from forge_ray.config.train import Train
 from forge_ray.config.values import Section, Source
 
 __all__ = [
-    "Config", "Eval", "EvalSampling", "Harness", "Limits", "Loss", "Optimizer", "Policy", "Proxy", "Ray", "Rollouts", "Sampling",
-    "Sandbox", "Section", "Sft", "Source", "Tasks", "Train", "Upstream", "known_keys", "load",
+    "Advantage", "Config", "Credit", "Eval", "EvalSampling", "Harness", "Limits", "Loss", "Optimizer", "Policy", "Proxy", "Ray", "Rollouts",
+    "Sampling", "Sandbox", "Section", "Sft", "Source", "Tasks", "Train", "Upstream", "known_keys", "load",
 ]  # fmt: skip

@@ -6,9 +6,11 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
+from forge_ray.config.advantage import Advantage
+from forge_ray.config.credit import Credit
 from forge_ray.config.loss import Loss
 from forge_ray.config.optimizer import Optimizer, Sft
-from forge_ray.config.values import Count, NonNegative, Positive, Section, Share
+from forge_ray.config.values import Count, NonNegative, Positive, Section
 
 
 class Train(Section):
@@ -22,16 +24,14 @@ class Train(Section):
     """Rollouts per group."""
     max_staleness: Annotated[int, Field(ge=0)] = 1
     """Largest allowed (version − version of the oldest trained token) when a batch is consumed."""
+    on_stale: Literal["wait", "drop"] = "wait"
+    """`wait`: a step waits for a slow group that would be too old for the next; `drop`: it does not, and what is too old is dropped."""
     builder: Literal["chain", "per_call"] = "chain"
     """`chain` merges calls that extend one another into one sample; `per_call` makes a sample of each call."""
-    gamma: Share = 1.0
-    """Eq. 1: the reward of call t is gamma^(T-t) times the terminal reward."""
-    kind_weights: dict[Literal["agent", "subagent", "compaction", "aux"], NonNegative] = {}
-    """Weight of a kind of call (default 1 each, aux 0)."""
-    scope: Literal["all", "outermost", "last"] = "all"
-    """Which calls are trained: all, those of the outermost agent, or the last one."""
-    normalize_std: bool = True
-    """Divide the group-centred reward by the group's standard deviation (ddof 1)."""
+    credit: Credit = Credit()
+    """What a rollout's reward is worth at each of its calls."""
+    advantage: Advantage = Advantage()
+    """How good a rollout was against others."""
     loss: Loss = Loss()
     """The policy loss."""
     optimizer: Optimizer = Optimizer()

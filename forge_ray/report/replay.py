@@ -31,10 +31,10 @@ def untrained(call: Call, weights: Mapping[str, float]) -> str:
     if call.masked_by_grammar:
         return "sampled under a grammar (proxy.train_grammar_calls)"
     if not weights.get(call.kind, 1.0):
-        return f"kind {call.kind} has weight 0 (train.kind_weights)"
+        return f"kind {call.kind} has weight 0 (train.credit.kind_weights)"
     if call.spans is None or len(call.ids) != len(call.logprobs):
         return "its weight versions or logprobs are unknown"
-    return "out of scope (train.scope)"
+    return "out of scope (train.credit.scope)"
 
 
 def replay(

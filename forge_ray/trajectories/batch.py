@@ -21,10 +21,10 @@ import pyarrow as pa
 
 from forge_ray.config import Train
 from forge_ray.errors import ForgeRayError
-from forge_ray.outcome import RATED
+from forge_ray.outcome import RATED, Outcome
 from forge_ray.rollout import RolloutRecord, usable, usable_of
 from forge_ray.trajectories import credit
-from forge_ray.trajectories.advantage import group_advantage
+from forge_ray.trajectories.advantage import group_advantages
 from forge_ray.trajectories.builders import BUILDERS
 from forge_ray.trajectories.call import Call, version_step
 from forge_ray.trajectories.continuity import continuity
@@ -67,7 +67,7 @@ class StepBatch:
 
 def build_step(groups: Sequence[Group], config: Train, *, version: int | None = None) -> StepBatch:
     """Group statistics, credit and samples of every group; see the module. `version`: weight updates so far, for the staleness numbers."""
-    _check(groups)
+    _check(groups, config)
     rows: list[dict[str, Any]] = []
     stats: dict[str, Any] = defaultdict(float)
     stats.update(dict.fromkeys(COUNTS, 0))
@@ -75,12 +75,14 @@ def build_step(groups: Sequence[Group], config: Train, *, version: int | None = 
     valid: list[float] = []
     lived: list[list[Call]] = []
     built: set[str] = set()
-    for group in groups:
-        rated = [reward_of(record) for record, _ in group]
-        result = group_advantage(rated, normalize_std=config.normalize_std)
+    ordered = [[(record, credit.by_completion(calls)) for record, calls in group] for group in groups]
+    numbers = [[trajectory_reward(record, calls, config) for record, calls in group] for group in ordered]
+    results = group_advantages(numbers, config.advantage.name)
+    for group, result in zip(ordered, results, strict=True):
         stats["groups_degenerate"] += result.degenerate
-        for (record, calls), reward, value, trained in zip(group, rated, result.advantages, result.trained, strict=True):
+        for (record, calls), value, trained in zip(group, result.advantages, result.trained, strict=True):
             stats["calls"] += len(calls)
+            reward = reward_of(record)
             if reward is None:
                 stats["rollouts_invalid"] += 1
                 continue
@@ -88,8 +90,7 @@ def build_step(groups: Sequence[Group], config: Train, *, version: int | None = 
             lived.append(calls)
             for name, number in record.rewards.items():
                 named[name].append(number)
-            calls = credit.by_completion(calls)
-            credits = _credits(calls, config)
+            credits = credit.assign(calls, config.credit, truncated=record.outcome == Outcome.TRUNCATED)
             samples = BUILDERS[config.builder](calls, credits)
             if not samples:
                 stats["rollouts_untrained"] += 1
@@ -125,16 +126,25 @@ def reward_of(record: RolloutRecord) -> float | None:
     return record.reward
 
 
+def trajectory_reward(record: RolloutRecord, calls: Sequence[Call], config: Train) -> float | None:
+    """The number of a rollout that enters group statistics, `calls` by completion; None where it has no usable reward."""
+    reward = reward_of(record)
+    if reward is None:
+        return None
+    return credit.trajectory_reward(calls, reward, config.credit, truncated=record.outcome == Outcome.TRUNCATED)
+
+
 def step_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
     """Rows (column name → value) as a table of `SCHEMA`; no row gives an empty table of the same schema."""
     columns = {name: [row[name] for row in rows] for name in SCHEMA.names}
     return pa.table({name: pa.array(values, SCHEMA.field(name).type) for name, values in columns.items()}, schema=SCHEMA)
 
 
-def oldest_step(calls: Iterable[Call], config: Train) -> int | None:
+def oldest_step(record: RolloutRecord, calls: Iterable[Call], config: Train) -> int | None:
     """Version step of the oldest token that training this rollout would use; None where it would use none."""
     ordered = credit.by_completion(calls)
-    return min((version_step(label) for ordinal in _credits(ordered, config) for label in set(ordered[ordinal].versions())), default=None)
+    chosen = credit.assign(ordered, config.credit, truncated=record.outcome == Outcome.TRUNCATED)
+    return min((version_step(label) for ordinal in chosen for label, *_ in ordered[ordinal].spans or ()), default=None)
 
 
 def group_staleness(group: Group, version: int, config: Train) -> int:
@@ -142,7 +152,7 @@ def group_staleness(group: Group, version: int, config: Train) -> int:
 
     This is the exact test at consumption: it looks at the tokens, not at when their rollout began.
     """
-    steps = [oldest_step(calls, config) for record, calls in group if reward_of(record) is not None]
+    steps = [oldest_step(record, calls, config) for record, calls in group if reward_of(record) is not None]
     return max((version - step for step in steps if step is not None), default=0)
 
 
@@ -191,13 +201,8 @@ def partition(sizes: Sequence[int], parts: int, *, seed: int | str | None = None
     return [sorted(share) for share in shares]
 
 
-def _credits(calls: list[Call], config: Train) -> dict[int, credit.Credit]:
-    weights = {str(kind): weight for kind, weight in config.kind_weights.items()}
-    return credit.assign(calls, gamma=config.gamma, kind_weights=weights, scope=config.scope)
-
-
 def _rows(
-    record: RolloutRecord, reward: float, samples: list[Sample], credits: dict[int, credit.Credit], advantage: float | None
+    record: RolloutRecord, reward: float, samples: list[Sample], credits: dict[int, credit.CallCredit], advantage: float | None
 ) -> list[dict[str, Any]]:
     """Rows of one rollout; `advantage` None: kept with weight 0."""
     rows = []
@@ -225,10 +230,11 @@ def _rows(
     return rows
 
 
-def _check(groups: Sequence[Group]) -> None:
+def _check(groups: Sequence[Group], config: Train) -> None:
     seen: set[str] = set()
+    mixed = config.advantage.group_by == "task"
     for group in groups:
-        kinds = {(record.group, record.task_name, record.harness) for record, _ in group}
+        kinds = {(record.group, record.task_name, "" if mixed else record.harness) for record, _ in group}
         if len(kinds) > 1:
             raise BatchError(f"one group holds rollouts of different groups, tasks or harnesses: {sorted(map(str, kinds))}")
         for record, calls in group:

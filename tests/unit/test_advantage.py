@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from forge_ray.trajectories.advantage import group_advantage
+from forge_ray.trajectories.advantage import ESTIMATORS, group_advantage, group_advantages
 
 NAN = math.nan
 
@@ -26,16 +26,16 @@ def test_epsilon_is_added_to_the_standard_deviation() -> None:
 
 
 def test_without_the_standard_deviation() -> None:
-    assert group_advantage([3, 1, 2], normalize_std=False).advantages == [1, -1, 0]
+    assert group_advantage([3, 1, 2], "dr_grpo").advantages == [1, -1, 0]
 
 
 @pytest.mark.parametrize(
     "rewards",
     [[1], [1, 1], [], [1, NAN], [NAN, NAN], [0, 0, 0], [1, None], [None], [1, math.inf], [0.1 + 0.2, 0.3], [1, 1e308], [1e308] * 4],
 )
-@pytest.mark.parametrize("normalize", [True, False])
-def test_a_group_that_says_nothing_is_masked_zeros(rewards: list[float | None], normalize: bool) -> None:
-    result = group_advantage(rewards, normalize_std=normalize)
+@pytest.mark.parametrize("name", ESTIMATORS)
+def test_a_group_that_says_nothing_is_masked_zeros(rewards: list[float | None], name: str) -> None:
+    result = group_advantage(rewards, name)
     assert result.advantages == [0.0] * len(rewards)
     assert result.trained == [False] * len(rewards)
     assert result.degenerate
@@ -66,9 +66,9 @@ def test_a_reward_on_the_mean_is_trained_with_advantage_zero() -> None:
 finite = st.floats(-100, 100)
 
 
-@given(st.lists(finite | st.none() | st.just(NAN), max_size=12), st.booleans())
-def test_advantages_are_finite_and_centred_for_any_group(rewards: list[float | None], normalize: bool) -> None:
-    result = group_advantage(rewards, normalize_std=normalize)
+@given(st.lists(finite | st.none() | st.just(NAN), max_size=12), st.sampled_from(sorted(ESTIMATORS)))
+def test_advantages_are_finite_and_centred_for_any_group(rewards: list[float | None], name: str) -> None:
+    result = group_advantage(rewards, name)
     assert len(result.advantages) == len(result.trained) == len(rewards)
     assert all(math.isfinite(value) for value in result.advantages)
     assert math.fsum(result.advantages) == pytest.approx(0, abs=1e-4)
@@ -81,3 +81,32 @@ def test_scale_and_shift_of_the_rewards_do_not_matter(rewards: list[int], scale:
     moved = group_advantage([scale * reward + shift for reward in rewards], epsilon=0)
     assert moved.trained == plain.trained
     assert moved.advantages == pytest.approx(plain.advantages, abs=1e-6)
+
+
+def test_rloo_is_against_the_mean_of_the_others() -> None:
+    # 3 - (1 + 2)/2, 1 - (3 + 2)/2, 2 - (3 + 1)/2
+    assert group_advantage([3, 1, 2], "rloo").advantages == [1.5, -1.5, 0]
+
+
+def test_reinforce_pp_is_against_the_step() -> None:
+    # Step [1, 1, 0, 0]: mean 1/2, std sqrt(1/3). The first group alone says nothing, beside the second it does.
+    up = 0.5 / math.sqrt(1 / 3)
+    first, second = group_advantages([[1, 1, None], [0, 0]], "reinforce_pp", epsilon=0)
+    assert first.advantages == pytest.approx([up, up, 0]) and first.trained == [True, True, False]
+    assert second.advantages == pytest.approx([-up, -up]) and not second.degenerate
+    assert all(one.degenerate for one in group_advantages([[1, 1], [1]], "reinforce_pp"))
+
+
+def test_reinforce_pp_baseline_is_centred_on_the_group_and_scaled_by_the_step() -> None:
+    # Centred [1, -1], [2, -2], and a group that says nothing: squares 1 + 1 + 4 + 4 over 3.
+    std = math.sqrt(10 / 3)
+    first, second, silent = group_advantages([[3, 1], [0, -4], [5, 5]], "reinforce_pp_baseline", epsilon=0)
+    assert first.advantages == pytest.approx([1 / std, -1 / std])
+    assert second.advantages == pytest.approx([2 / std, -2 / std])
+    assert silent.degenerate and silent.advantages == [0, 0]
+
+
+@pytest.mark.parametrize("name", ["grpo", "dr_grpo", "rloo"])
+def test_groups_do_not_see_one_another(name: str) -> None:
+    groups = [[1, 0, 0], [5, None, 9], [2, 2], []]
+    assert group_advantages(groups, name) == [group_advantage(group, name) for group in groups]

@@ -10,10 +10,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_ray.config import Train
+from forge_ray.config import Advantage, Credit, Train
 from forge_ray.outcome import Outcome
 from forge_ray.trajectories import batch
 from tests.unit.making import make_call, make_record, make_rollout
+
+CENTRED = Advantage(name="dr_grpo")
 
 
 def built(*groups: Any, **config: Any) -> batch.StepBatch:
@@ -30,7 +32,7 @@ def advantages(step: batch.StepBatch) -> dict[str, set[float]]:
 
 def test_the_baseline_counts_trajectories_not_samples() -> None:
     # A = 1 became three samples, B = 0 one. Over samples the baseline would be 0.75.
-    step = built([make_rollout("a.0", 1, samples=3), make_rollout("b.0", 0, samples=1)], normalize_std=False)
+    step = built([make_rollout("a.0", 1, samples=3), make_rollout("b.0", 0, samples=1)], advantage=CENTRED)
     assert advantages(step) == {"a.0": {0.5}, "b.0": {-0.5}}
     assert step.table.column("samples").to_pylist() == [3, 3, 3, 1]
     assert step.table.column("sample").to_pylist() == [0, 1, 2, 0]
@@ -51,7 +53,7 @@ def test_a_token_gets_discount_kind_weight_and_advantage_of_its_call() -> None:
         make_call([7], [7], order=3, session="a.0", kind="aux"),
     ]
     other = make_rollout("b.0", 0)
-    step = built([(make_record("a.0", 1), calls), other], gamma=0.5, kind_weights={"subagent": 0.25}, normalize_std=False)
+    step = built([(make_record("a.0", 1), calls), other], credit=Credit(gamma=0.5, kind_weights={"subagent": 0.25}), advantage=CENTRED)
     main, sub, _ = step.table.to_pylist()
     assert main["ids"] == [1, 2, 3, 4, 5]
     assert main["advantage"] == [0, 0.125, 0.125, 0, 0.5]
@@ -76,19 +78,19 @@ def test_a_degenerate_group_is_kept_with_weight_zero_and_counted(rewards: list[f
 @pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome not in ("ok", "truncated")])
 def test_an_infrastructure_failure_is_not_a_reward_of_zero(outcome: Outcome) -> None:
     broken = make_rollout("c.0", 0.0, outcome=outcome)
-    step = built([make_rollout("a.0", 1), make_rollout("b.0", 0), broken], normalize_std=False)
+    step = built([make_rollout("a.0", 1), make_rollout("b.0", 0), broken], advantage=CENTRED)
     assert advantages(step) == {"a.0": {0.5}, "b.0": {-0.5}}
     assert step.stats["rollouts_invalid"] == 1 and step.stats["reward_mean"] == 0.5
 
 
 def test_a_truncated_rollout_counts_with_its_reward() -> None:
-    step = built([make_rollout("a.0", 1), make_rollout("b.0", 0, outcome=Outcome.TRUNCATED)], normalize_std=False)
+    step = built([make_rollout("a.0", 1), make_rollout("b.0", 0, outcome=Outcome.TRUNCATED)], advantage=CENTRED)
     assert advantages(step) == {"a.0": {0.5}, "b.0": {-0.5}}
 
 
 def test_a_valid_rollout_without_trainable_tokens_still_sets_the_baseline() -> None:
     silent = (make_record("b.0", 0), [make_call([1], [2], session="b.0", masked_by_grammar=True)])
-    step = built([make_rollout("a.0", 1), silent], normalize_std=False)
+    step = built([make_rollout("a.0", 1), silent], advantage=CENTRED)
     assert advantages(step) == {"a.0": {0.5}}
     assert step.stats["rollouts_untrained"] == 1 and step.stats["rollouts_trained"] == 1
 
@@ -145,15 +147,15 @@ def test_staleness_is_of_the_oldest_token_that_would_be_trained() -> None:
     assert batch.group_staleness(group, 7, train) == 2
     assert batch.group_staleness([*group, versioned("c.0", None, "0.1")], 7, train) == 2, "an invalid rollout trains nothing"
     assert batch.group_staleness([*group, versioned("c.0", 0, "0.1", delivered=False)], 7, train) == 2
-    assert batch.group_staleness(group, 7, Train(scope="last")) == 1
+    assert batch.group_staleness(group, 7, Train(credit=Credit(scope="last"))) == 1
     assert batch.group_staleness([], 7, train) == 0
-    assert batch.oldest_step(group[0][1], train) == 5 and batch.oldest_step([], train) is None
+    assert batch.oldest_step(*group[0], train) == 5 and batch.oldest_step(group[0][0], [], train) is None
 
 
 def test_a_call_that_lived_through_an_update_is_as_old_as_its_first_token() -> None:
     call = make_call([1], [2, 3, 4], session="a.0", spans=[("0.4", 0, 1), ("0.5", 1, 3)])
     step = batch.build_step([[(make_record("a.0", 1), [call]), versioned("b.0", 0, "0.5")]], Train(), version=5)
-    assert batch.oldest_step([call], Train()) == 4
+    assert batch.oldest_step(make_record("a.0", 1), [call], Train()) == 4
     assert step.stats["staleness_max"] == 1 and step.stats["staleness_mean"] == pytest.approx(1 / 5)
 
 

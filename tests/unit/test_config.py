@@ -83,8 +83,8 @@ def test_overrides_reach_sections_lists_free_mappings_and_plain_sources(file: Pa
         ("train.optimizer.lr=.nan", ["train.optimizer.lr"]),
         ("train.optimizer.betas=[0.9, 1]", ["train.optimizer.betas.1"]),
         ("train.optimizer.betas=[-0.1, 0.9]", ["train.optimizer.betas.0"]),
-        ("train.loss.clip_low=1", ["train.loss.clip_low"]),
-        ("train.gamma=1.5", ["train.gamma"]),
+        ("train.loss.clip_low=1.5", ["train.loss.clip_low"]),
+        ("train.credit.gamma=1.5", ["train.credit.gamma"]),
         ("train.logprob_bound=.inf", ["train.logprob_bound"]),
         ("policy.sampling.top_p=1.1", ["policy.sampling.top_p"]),
         ("policy.sampling.top_p=0", ["policy.sampling.top_p"]),
@@ -186,7 +186,7 @@ def test_every_key_is_documented() -> None:
 def test_a_saved_config_loads_to_the_same_config(file: Path, tmp_path: Path) -> None:
     import yaml
 
-    config = load(file, ["train.kind_weights.aux=0.5", "rollouts.on_outcome.harness=drop"])
+    config = load(file, ["train.credit.kind_weights.aux=0.5", "rollouts.on_outcome.harness=drop"])
     saved = tmp_path / "elsewhere" / "config.yaml"
     saved.parent.mkdir()
     saved.write_text(yaml.safe_dump(config.model_dump(mode="json")))

@@ -15,11 +15,10 @@ from hypothesis import strategies as st
 from torch.multiprocessing.spawn import start_processes
 from transformers import Gemma2Config, Gemma2ForCausalLM, LlamaConfig, LlamaForCausalLM, PreTrainedModel, Qwen3Config, Qwen3ForCausalLM
 
-from forge_ray.config import Loss, Train
+from forge_ray.config import Advantage, Credit, Loss, Train
 from forge_ray.train_loop import forward
 from forge_ray.train_loop.forward import Row
-from forge_ray.train_loop.losses import NotFinite, Total, policy_loss
-from forge_ray.train_loop.sft_loss import sft_loss
+from forge_ray.train_loop.losses import NotFinite, Total, policy_loss, sft_loss
 from forge_ray.trajectories import batch
 from tests.unit.making import make_call, make_record, make_rollout
 
@@ -167,7 +166,8 @@ def test_rows_hold_the_tokens_in_the_loss_and_nothing_else() -> None:
     ]
     idle = [make_rollout(f"c{n}.0", 1, group=1) for n in range(2)]
     step = batch.build_step(
-        [[(make_record("a.0", 1), calls), make_rollout("b.0", 0)], idle], Train(normalize_std=False, kind_weights={"subagent": 0.5})
+        [[(make_record("a.0", 1), calls), make_rollout("b.0", 0)], idle],
+        Train(advantage=Advantage(name="dr_grpo"), credit=Credit(kind_weights={"subagent": 0.5})),
     )
     first, second, other = forward.rows(step.table)
     assert first.ids.tolist() == [1, 2, 3, 4, 5] and first.positions.tolist() == [1, 2, 4]
@@ -241,7 +241,7 @@ def step_loss(model: torch.nn.Module, rows: list[Row], bound: int, total: Total,
     value = 0.0
     for part in forward.microbatches(rows, bound):
         logprobs, entropy = forward.token_logprobs(model, part, entropy=True)
-        loss, _ = policy_loss(config, logprobs=logprobs, entropy=entropy, total=total, **part.loss_inputs())
+        loss, _ = policy_loss(config, part.loss_inputs(logprobs, entropy=entropy), total)
         loss.backward()
         value += loss.item()
     return value
@@ -269,7 +269,7 @@ def test_a_share_without_rows_reaches_every_weight_with_a_zero_gradient() -> Non
     model = small("qwen3")
     (part,) = forward.microbatches([], 100)
     logprobs, _ = forward.token_logprobs(model, part)
-    policy_loss(Loss(), logprobs=logprobs, total=Total(14, 2), **part.loss_inputs())[0].backward()
+    policy_loss(Loss(), part.loss_inputs(logprobs), Total(14, 2))[0].backward()
     assert all(parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters())
 
 
@@ -278,7 +278,7 @@ def test_a_nan_is_reported_with_its_rollout_and_token() -> None:
     part = forward.collate([SHORT, bad])
     logprobs, _ = forward.token_logprobs(small("qwen3"), part)
     with pytest.raises(NotFinite, match=r"old_logprobs.*g00007-3\.1, token 3"):
-        policy_loss(Loss(), logprobs=logprobs, total=Total(4, 2), **part.loss_inputs())
+        policy_loss(Loss(), part.loss_inputs(logprobs), Total(4, 2))
 
 
 # --- two real ranks ------------------------------------------------------------------------------------------------------------------
@@ -294,7 +294,7 @@ def _rank(rank: int, splits: list[list[list[Row]]], total: Total, folder: str) -
         value = 0.0
         for part in forward.microbatches(shares[rank], 10_000):
             logprobs, _ = forward.token_logprobs(parallel, part)
-            loss, _ = policy_loss(Loss(), logprobs=logprobs, total=total, **part.loss_inputs())
+            loss, _ = policy_loss(Loss(), part.loss_inputs(logprobs), total)
             (loss * 2).backward()  # DDP averages over the two
             value += loss.item()
         summed = torch.tensor([value])

@@ -4,6 +4,9 @@ Entries are sorted by their bytes; times, owners and hard links are left out; pe
 opened) are kept; sockets and devices are left out, and so is what lies deeper than `MAX_DEPTH`. Names are bytes and come back as
 they were. Files and folders that their owner may not read are read all the same and keep their mode. No process that could change
 the workspace may be alive.
+
+`restore_tree` gives the workspace back: archived again it has the same digest. What it is given may have been made by somebody hostile,
+and a restored link may point anywhere: each entry is made by its parent's descriptor, and no link is ever followed.
 """
 
 from __future__ import annotations
@@ -12,9 +15,11 @@ import contextlib
 import gzip
 import hashlib
 import os
+import shutil
 import stat
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -73,6 +78,69 @@ def archive_tree(tree: Path, directory: Path) -> str:
                 os.unlink(temporary)
     except (OSError, tarfile.TarError) as error:
         raise SandboxError(f"the workspace cannot be archived: {error}") from error
+
+
+def restore_tree(archive: Path, tree: Path) -> None:
+    """Fill the empty directory `tree` with what `archive` holds. Blocks. Raises `SandboxError`."""
+    try:
+        root = os.open(tree, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC)
+    except OSError as error:
+        raise SandboxError(f"{tree} cannot be opened: {error.strerror}") from error
+    modes: list[tuple[bytes, int]] = []
+    try:
+        with gzip.open(archive) as stream:
+            with tarfile.open(fileobj=stream, mode="r|", encoding="utf-8", errors="surrogateescape") as tar:
+                for info in tar:
+                    _restore(tar, info, root, modes)
+            while stream.read(1 << 20):  # to the end: only there is the checksum
+                pass
+        for name, mode in reversed(modes):  # a folder is closed when everything in it is there
+            with _parent(root, name) as (folder, last):
+                os.chmod(last, mode, dir_fd=folder)
+    except (OSError, EOFError, zlib.error, tarfile.TarError, ValueError) as error:
+        raise SandboxError(f"{archive} cannot be restored: {error}") from error
+    finally:
+        os.close(root)
+
+
+def _restore(tar: tarfile.TarFile, info: tarfile.TarInfo, root: int, modes: list[tuple[bytes, int]]) -> None:
+    name, mode = os.fsencode(info.name.rstrip("/")), stat.S_IMODE(info.mode)
+    with _parent(root, name) as (folder, last):
+        if info.isdir():
+            os.mkdir(last, 0o700, dir_fd=folder)
+            modes.append((name, mode))
+        elif info.issym():
+            os.symlink(os.fsencode(info.linkname), last, dir_fd=folder)
+        elif info.isfifo():
+            os.mkfifo(last, 0o600, dir_fd=folder)
+            modes.append((name, mode))
+        elif info.isreg():
+            handle = os.open(last, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600, dir_fd=folder)
+            with open(handle, "wb") as file:
+                content = tar.extractfile(info)
+                assert content is not None
+                shutil.copyfileobj(content, file, 1 << 20)
+                file.flush()
+                os.fchmod(file.fileno(), mode)
+        else:
+            raise ValueError(f"{info.name!r} is of a kind that no workspace archive has")
+
+
+@contextlib.contextmanager
+def _parent(root: int, name: bytes) -> Iterator[tuple[int, bytes]]:
+    """A descriptor of the folder that `name` (relative to `root`) is in, and its last part."""
+    *folders, last = name.split(b"/")
+    if any(part in (b"", b".", b"..") for part in (*folders, last)):
+        raise ValueError(f"{os.fsdecode(name)!r} is no path below the workspace")
+    handle = os.dup(root)
+    try:
+        for part in folders:
+            below = os.open(part, os.O_RDONLY | os.O_DIRECTORY | os.O_NOFOLLOW | os.O_CLOEXEC, dir_fd=handle)
+            os.close(handle)
+            handle = below
+        yield handle, last
+    finally:
+        os.close(handle)
 
 
 class _Writer:

@@ -28,7 +28,7 @@ from typing import Literal
 from forge_ray.config import Sandbox as SandboxConfig
 from forge_ray.errors import UserError
 from forge_ray.sandboxes import bubblewrap, owner, processes, supervisor
-from forge_ray.sandboxes.archive import archive_tree
+from forge_ray.sandboxes.archive import archive_tree, restore_tree
 from forge_ray.sandboxes.files import read_below, write_below
 from forge_ray.sandboxes.limits import Limits, oom_kills
 from forge_ray.sandboxes.log_pipe import LogPipe
@@ -287,6 +287,18 @@ class ProcessSandbox:
     def _archive(self, directory: Path) -> str:
         self._open_workspace()
         return archive_tree(self._workspace, directory)
+
+    async def restore(self, archive: Path) -> None:
+        async with self._lock:
+            await asyncio.to_thread(self._restore, archive)
+
+    def _restore(self, archive: Path) -> None:
+        remove_tree(self._workspace)
+        try:
+            self._workspace.mkdir(mode=0o755)
+        except OSError as error:
+            raise SandboxError(f"the workspace cannot be made: {error}") from error
+        restore_tree(archive, self._workspace)
 
     def _open_workspace(self) -> None:
         """Make the workspace itself usable again where the harness has closed it; what is in it stays as it was left."""

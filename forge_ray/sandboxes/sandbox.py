@@ -128,6 +128,10 @@ class Sandbox(Protocol):
         """
         ...
 
+    async def restore(self, archive: Path) -> None:
+        """Put the workspace of an `archive` that a sandbox has stored in the place of this one's, whatever that holds."""
+        ...
+
     async def verify(self, *, timeout_s: float) -> Rewards:
         """Run the task's `tests/test.sh` on the workspace and read the rewards.
 

@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 
 from forge_ray.sandboxes import archive, bubblewrap
-from forge_ray.sandboxes.archive import archive_tree
+from forge_ray.sandboxes.archive import archive_tree, restore_tree
 from forge_ray.sandboxes.removal import remove_tree
 from forge_ray.sandboxes.sandbox import SandboxError
 from tests.sandbox_maker import Maker, needs_bubblewrap
@@ -93,6 +93,52 @@ def test_a_hostile_tree_is_archived_whole_and_left_as_it_was(user: Callable[[Cal
             assert content is not None and content.read() == b"y\n"
 
     user(work)
+
+
+def test_a_restored_archive_is_the_workspace_again(user: Callable[[Callable[[Path], None]], None]) -> None:
+    def work(root: Path) -> None:
+        make_hostile(root / "tree")
+        store = root / "archive"
+        digest = archive_tree(root / "tree", store)
+        (root / "back").mkdir()
+        restore_tree(store / f"{digest}.tar.gz", root / "back")
+        assert archive_tree(root / "back", store) == digest
+        assert b"caf\xe9.txt" in os.listdir(os.fsencode(root / "back"))
+        assert os.readlink(root / "back" / "root") == "/" and (root / "back" / "p").is_fifo()
+        remove_tree(root / "back")
+
+    user(work)
+
+
+@pytest.mark.parametrize("name", ["../escape", "/tmp/escape", "link/escape", "a/../../escape", "", "a//b"])
+def test_an_archive_that_would_leave_the_workspace_is_refused(name: str, tmp_path: Path) -> None:
+    outside = tmp_path / "outside"
+    outside.mkdir()
+    (tmp_path / "tree").mkdir()
+    with tarfile.open(tmp_path / "bad.tar.gz", "w:gz") as tar:
+        link = tarfile.TarInfo("link")
+        link.type, link.linkname = tarfile.SYMTYPE, str(outside)
+        tar.addfile(link)
+        tar.addfile(tarfile.TarInfo(name))
+    with pytest.raises(SandboxError, match="cannot be restored"):
+        restore_tree(tmp_path / "bad.tar.gz", tmp_path / "tree")
+    assert list(outside.iterdir()) == [] and not Path("/tmp/escape").exists() and not (tmp_path / "escape").exists()
+
+
+def test_an_archive_that_was_cut_or_is_missing_is_named(tmp_path: Path) -> None:
+    (tmp_path / "tree").mkdir()
+    (tmp_path / "tree" / "f").write_bytes(os.urandom(50_000))
+    digest = archive_tree(tmp_path / "tree", tmp_path)
+    file = tmp_path / f"{digest}.tar.gz"
+    whole = file.read_bytes()
+    for content in (whole[:-30_000], b"", b"no archive"):
+        (target := tmp_path / f"to{len(content)}").mkdir()
+        file.write_bytes(content)
+        with pytest.raises(SandboxError, match=file.name):
+            restore_tree(file, target)
+    file.unlink()
+    with pytest.raises(SandboxError, match="No such file"):
+        restore_tree(file, tmp_path / "to0")
 
 
 def test_a_hostile_tree_is_removed_and_nothing_else(user: Callable[[Callable[[Path], None]], None]) -> None:

@@ -122,6 +122,8 @@ class Policy:
         await self.engine.abort_session(session)
         await self.edge.drained(session, timeout_s=30.0)
         self.edge.forget(session)
+        if self.engine.prompts is not None:
+            self.engine.prompts.forget(session)
         return {"replica": self.replica, **self.index.state(session).report()}
 
     async def update_weights(self, version: str, payload: list[Any]) -> dict[str, Any]:

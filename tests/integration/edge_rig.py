@@ -15,6 +15,7 @@ import httpx2
 
 from forge_ray import ray_env
 from forge_ray.serve_proxy.edge import Edge, EdgeSettings
+from forge_ray.serve_proxy.growing_prompts import GrowingPrompts
 from forge_ray.serve_proxy.recording import Recorder
 from forge_ray.serve_proxy.session_index import SessionIndex
 from forge_ray.serve_proxy.sessions import Sessions
@@ -40,6 +41,8 @@ class EdgeRig:
     recorder: Recorder
     directory: Path
     tokenizer: Any
+    prompts: GrowingPrompts | None
+    """What was tokenised and is kept."""
 
     def base(self, session: str) -> str:
         return f"http://proxy/s/{Sessions(SECRET).issue(session, 'train')}"
@@ -105,7 +108,7 @@ async def edge_rig(
     settings = EdgeSettings.of(config, index.window(WINDOW), directory)
     edge = Edge(app, settings=settings, sessions=Sessions(SECRET), index=index, log=log, admission=admission)
     try:
-        yield EdgeRig(edge, recorder, log.path.parent, served.renderer.get_tokenizer())
+        yield EdgeRig(edge, recorder, log.path.parent, served.renderer.get_tokenizer(), served.prompts)
     finally:
         served.shutdown(timeout=1.0)
         log.close()

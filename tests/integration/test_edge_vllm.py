@@ -290,3 +290,31 @@ async def test_vllms_other_routes_are_closed(rig: EdgeRig) -> None:
         for method in ("GET", "POST"):
             async with rig.http() as http:
                 assert (await http.request(method, rig.base("routes") + path, json={})).status_code == 404, path
+
+
+async def test_a_growing_history_is_tokenised_from_where_it_grew(rig: EdgeRig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """In three dialects, with a side conversation in between: the ids are those of the whole text, and only what is new was encoded."""
+    assert rig.prompts is not None
+    encoded: list[int] = []
+    plan = rig.prompts.plan
+
+    def watched(session: str, text: str) -> Any:
+        made = plan(session, text)
+        encoded.append(len(made.rest))
+        return made
+
+    monkeypatch.setattr(rig.prompts, "plan", watched)
+    talks: dict[str, list[dict[str, Any]]] = {"main": [], "side": []}
+    for turn in range(6):
+        path, cap = ((CHAT, "max_tokens"), (MESSAGES, "max_tokens"), (RESPONSES, "max_output_tokens"))[turn % 3]
+        for name, talk in talks.items():
+            talk.append({"role": "user", "content": f"say one: {name} {turn} naïve 漢字 " + "and so on " * 30})
+            answer = await rig.post("grows", path, {"model": "m", cap: 8, "input" if path == RESPONSES else "messages": talk})
+            assert answer.status_code == 200, answer.text
+            talk.append({"role": "assistant", "content": "one"})
+    calls = rig.calls("grows")
+    assert len(calls) == 12 and {call.splice for call in calls[2:]} == {"exact"}
+    for call in calls:
+        assert call.prompt_ids == rig.tokenizer.encode(rig.prompt(call), add_special_tokens=False)
+    assert max(encoded[2:]) < 500 < len(rig.prompt(calls[-1]))
+    rig.prompts.forget("grows")

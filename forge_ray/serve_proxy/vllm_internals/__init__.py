@@ -38,12 +38,14 @@ from forge_ray.errors import ForgeRayError, UserError
 from forge_ray.serve_proxy import lifeline, semaphores
 from forge_ray.serve_proxy.admission import NotAdmitted
 from forge_ray.serve_proxy.arguments import command_line
+from forge_ray.serve_proxy.growing_prompts import GrowingPrompts
 from forge_ray.serve_proxy.identity import CallContext, current
 from forge_ray.serve_proxy.recording import Recorder, forced
 from forge_ray.serve_proxy.scripted_engine import load_script
 from forge_ray.serve_proxy.vllm_internals.parsers import check_parsers
 from forge_ray.serve_proxy.vllm_internals.repairs import repair
 from forge_ray.serve_proxy.vllm_internals.scripted_client import TASKS, ScriptedClient
+from forge_ray.serve_proxy.vllm_internals.tokenizing import reuse_tokens
 from forge_ray.serve_proxy.vllm_internals.turns import ServerTurns, media
 
 REFUSALS: tuple[type[BaseException], ...] = (VLLMClientError, GracefulHTTPError)
@@ -113,6 +115,8 @@ class Recording:
     recorder: Recorder
     sampling: Sampling
     eval_sampling: EvalSampling
+    prompts: GrowingPrompts | None = None
+    """What sessions have tokenised."""
 
     async def generate(
         self, prompt: Any, sampling_params: SamplingParams, request_id: str, **options: Any
@@ -329,6 +333,7 @@ async def make_app(engine: Engine, args: Namespace) -> Any:
     models.is_base_model = models.registry.is_base_model = lambda name: True
     repair(app.state)
     engine.recorder.index.reader = ServerTurns(app.state.openai_serving_chat)
+    engine.prompts = reuse_tokens(engine.renderer)
     return app
 
 

@@ -1,4 +1,4 @@
-"""Prompts that grow are tokenised from where they grew, with exactly the ids of the whole text, whatever the tokenizer does to beginnings."""
+"""Prompts that grow are tokenised from where they grew, with exactly the ids of the whole text, whatever the tokenizer makes of a start."""
 
 from __future__ import annotations
 

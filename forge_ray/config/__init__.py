@@ -13,16 +13,18 @@ from forge_ray.config.advantage import Advantage
 from forge_ray.config.credit import Credit
 from forge_ray.config.keys import known_keys
 from forge_ray.config.load import load
+from forge_ray.config.lora import Lora
 from forge_ray.config.loss import Loss
 from forge_ray.config.optimizer import Optimizer, Sft
 from forge_ray.config.policy import EvalSampling, Policy, Sampling
 from forge_ray.config.proxy import Limits, Proxy, Upstream
 from forge_ray.config.rollouts import Harness, Rollouts, Sandbox, Tasks
 from forge_ray.config.run import Config, Eval, Ray
+from forge_ray.config.strategy import DeepSpeed
 from forge_ray.config.train import Train
 from forge_ray.config.values import Section, Source
 
 __all__ = [
-    "Advantage", "Config", "Credit", "Eval", "EvalSampling", "Harness", "Limits", "Loss", "Optimizer", "Policy", "Proxy", "Ray", "Rollouts",
-    "Sampling", "Sandbox", "Section", "Sft", "Source", "Tasks", "Train", "Upstream", "known_keys", "load",
+    "Advantage", "Config", "Credit", "DeepSpeed", "Eval", "EvalSampling", "Harness", "Limits", "Lora", "Loss", "Optimizer", "Policy",
+    "Proxy", "Ray", "Rollouts", "Sampling", "Sandbox", "Section", "Sft", "Source", "Tasks", "Train", "Upstream", "known_keys", "load",
 ]  # fmt: skip

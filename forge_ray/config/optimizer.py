@@ -44,6 +44,10 @@ class Optimizer(Section):
     """AdamW's weight decay."""
     max_grad_norm: Positive = 1.0
     """Gradient clipping."""
+    skip_grad_norm: Positive | None = None
+    """An update whose gradient norm, before clipping, is above this is left out and counted; null = only one that is not finite."""
+    max_skips: Annotated[int, Field(ge=0)] = 5
+    """Updates in a row that may be left out; one more stops the run."""
     epochs: Count = 1
     """Passes over each step batch."""
     minibatches: Count = 1

@@ -8,8 +8,10 @@ from pydantic import Field
 
 from forge_ray.config.advantage import Advantage
 from forge_ray.config.credit import Credit
+from forge_ray.config.lora import Lora
 from forge_ray.config.loss import Loss
 from forge_ray.config.optimizer import Optimizer, Sft
+from forge_ray.config.strategy import DeepSpeed
 from forge_ray.config.values import Count, NonNegative, Positive, Section
 
 
@@ -38,6 +40,12 @@ class Train(Section):
     """AdamW and how a step batch is cut."""
     sft: Sft | None = None
     """Supervised start; null = none."""
+    lora: Lora | None = None
+    """Train adapters; null = all weights. The supervised start trains all weights, and is what the adapters stand beside."""
+    strategy: Literal["ddp", "deepspeed"] = "ddp"
+    """`ddp`: every worker holds everything, gradients are summed once per update; `deepspeed`: see `train.deepspeed`."""
+    deepspeed: DeepSpeed = DeepSpeed()
+    """DeepSpeed's part."""
     workers: Count = 1
     """Data-parallel train workers."""
     worker_cpus: Positive = 1
@@ -48,6 +56,8 @@ class Train(Section):
     """torch threads of a worker; None = torch's default."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """`bfloat16`: forward and backward under autocast; the weights stay float32. Raise `logprob_bound` with it."""
+    gradient_checkpointing: bool = False
+    """Forget the activations of each layer and compute them again in the backward pass: less memory, a third more time."""
     checkpoint_every: Count = 10
     """Steps between checkpoints; the last step always gets one."""
     keep_checkpoints: Count = 2

@@ -1,0 +1,79 @@
+"""pass@k, pass^k, flips, intervals and the paired test against what counting and simulation give."""
+
+from __future__ import annotations
+
+import itertools
+from fractions import Fraction
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from forge_ray.report.evaluation.comparison import compare, sign_flip
+from forge_ray.report.evaluation.intervals import bootstrap
+from forge_ray.report.evaluation.passes import all_of, at_least_one, by_task, flips, mean, powers
+
+
+@given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
+def test_estimates_count_subsets(given_: tuple[int, int, int]) -> None:
+    """Over all ways to pick k of the n rollouts."""
+    n, c, k = given_
+    picks = list(itertools.combinations([True] * c + [False] * (n - c), k))
+    assert at_least_one(n, c, k) == pytest.approx(float(Fraction(sum(any(pick) for pick in picks), len(picks))))
+    assert all_of(n, c, k) == pytest.approx(float(Fraction(sum(all(pick) for pick in picks), len(picks))))
+    if n >= 2:
+        pairs = list(itertools.combinations([True] * c + [False] * (n - c), 2))
+        assert flips(n, c) == pytest.approx(sum(one != other for one, other in pairs) / len(pairs))
+
+
+def test_known_values() -> None:
+    assert at_least_one(5, 2, 3) == pytest.approx(0.9) and all_of(5, 3, 2) == pytest.approx(0.3) and flips(4, 2) == pytest.approx(2 / 3)
+    for wrong in ((3, 1, 4), (3, 4, 1), (3, 1, 0)):
+        with pytest.raises(ValueError, match="no estimate"):
+            at_least_one(*wrong)
+
+
+def test_tasks_without_enough_rollouts_are_left_out() -> None:
+    passed = {"a": [True, False, True, True], "b": [False, False], "c": []}
+    assert by_task(passed, at_least_one, 1) == {"a": 0.75, "b": 0.0} and by_task(passed, all_of, 4) == {"a": 0.0}
+    assert powers(passed) == [1, 2] and powers({"a": [True] * 6}) == [1, 2, 4, 6] and powers({}) == [] and mean([]) is None
+
+
+def test_the_interval_covers() -> None:
+    """Of 95 % intervals about 95 % hold the truth (30 tasks of differing difficulty, 4 rollouts)."""
+    random, hits = np.random.default_rng(1), 0
+    for _ in range(200):
+        shares = random.binomial(4, random.beta(2, 2, 30)) / 4
+        interval = bootstrap(shares.tolist())
+        assert interval is not None and interval.low <= interval.mean <= interval.high
+        hits += interval.low <= 0.5 <= interval.high
+    assert 178 <= hits <= 200
+    assert bootstrap([]) is None and bootstrap([0.5]) == (0.5, 0.5, 0.5) and bootstrap([0.1, 0.9]) == bootstrap([0.1, 0.9])
+
+
+def test_sign_flips_of_small_samples_are_exact() -> None:
+    assert sign_flip(np.array([1.0, 1.0, 1.0])) == 0.25 and sign_flip(np.array([1.0, -1.0])) == 1.0 and sign_flip(np.zeros(5)) == 1.0
+    assert sign_flip(np.array([0.5, 0.25, 0.0, 0.0])) == 0.5, "tasks without a difference say nothing"
+    assert sign_flip(np.array([0.1] * 3 + [0.2] * 2)) == pytest.approx(2 / 32)
+
+
+def test_sign_flips_of_large_samples() -> None:
+    """p is about uniform where nothing differs, and small where something does."""
+    random = np.random.default_rng(2)
+    values = [sign_flip(random.normal(0, 1, 40)) for _ in range(100)]
+    assert 0.35 < float(np.mean(values)) < 0.65 and min(values) > 0
+    assert sign_flip(random.normal(0.8, 1, 40)) < 0.001
+
+
+def test_two_evaluations() -> None:
+    here = {f"t{number}": [True, True, False, True] for number in range(10)} | {"only-here": [True]}
+    there = {f"t{number}": [True, False, False, number % 2 == 0] for number in range(10)} | {"only-there": [False], "none": []}
+    found = compare(here, there)
+    assert found is not None and (found.tasks, found.better, found.worse) == (10, 10, 0)
+    assert (found.here, found.there) == (0.75, pytest.approx(0.375)) and found.difference.mean == pytest.approx(0.375)
+    assert found.difference.low > 0.2 and found.p == pytest.approx(2 / 1024)
+    assert "0.750 against 0.375 on 10 tasks: +0.375" in str(found)
+    assert compare({"a": [True]}, {"b": [True]}) is None
+    same = compare(here, here)
+    assert same is not None and same.p == 1.0

@@ -72,6 +72,12 @@ class RolloutRecord(BaseModel):
     """Every named number of the verifier's reward file."""
     exit_code: int | None = None
     """The harness's exit code: a hint only."""
+    task_digest: str | None = None
+    """`sha256:…` of the task's files when it ran, see `forge_ray.tasks.digest`."""
+    image_digest: str | None = None
+    """Of the container image that the sandbox ran; None: it ran none."""
+    harness_version: str | None = None
+    """The program's packages and versions, or its file's sha256."""
     workspace_digest: str | None = None
     """sha256 of the archived workspace, taken before verification; `rollouts/archive/<digest>.tar.gz`."""
     calls: int = 0

@@ -77,7 +77,7 @@ CALLS = Table(
         Column("prompt_tokens", _I, "length of the whole prompt = shared + length of `new`"),
         Column("ids", _IDS, "sampled token ids with the end token, (m,), as the engine emitted them"),
         Column("logprobs", _LOGPROBS, "nats, (m,): under the distribution that was sampled from (after temperature)"),
-        Column("spans", SPANS, "weight version of the sampled tokens: {version, first, end} over `ids`, end exclusive; null: unknown", True),
+        Column("spans", SPANS, "weight versions of sampled tokens: {version, first, end} over `ids`, end exclusive; null: unknown", True),
         Column("version_open", _S, "weight version before the first token"),
         Column("version_end", _S, "weight version after the last token; empty: the call never ended"),
         Column("status", _S, "finished, length, cancelled, failed; open: it never ended"),

@@ -1,0 +1,131 @@
+"""Where a store's files are: a directory, or a path in any pyarrow (or fsspec) file system, by its URI.
+
+    /data/run            a directory
+    s3://bucket/path     and gs://, hdfs://, abfs://, …: what `pyarrow.fs.FileSystem.from_uri` knows, query parameters included
+    memory://path        else what fsspec knows
+
+A file is put whole: in a directory it is written under a name that no reader takes, synced and renamed; an object store shows an object
+when its upload is complete, and the whole of it is one upload.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import posixpath
+import secrets
+from dataclasses import dataclass
+from pathlib import Path
+
+import pyarrow as pa
+from pyarrow import fs
+
+from forge_ray.errors import UserError
+from forge_ray.trajectories.store.schema import StoreError
+
+SUFFIX = ".parquet"
+
+
+@dataclass(frozen=True)
+class Location:
+    """The root of one store."""
+
+    filesystem: fs.FileSystem
+    root: str
+    """Path in the file system."""
+    name: str
+    """As a person writes it."""
+
+    @classmethod
+    def of(cls, where: str | os.PathLike[str], below: str = "") -> Location:
+        """The location that `where` names, or `below` in it. Raises `UserError` for a URI that nothing knows."""
+        text = os.fspath(where)
+        if "://" not in text:
+            path = Path(text).expanduser().absolute() / below
+            return cls(fs.LocalFileSystem(), str(path), str(path))
+        base, mark, query = text.partition("?")
+        uri = f"{base.rstrip('/')}/{below}{mark}{query}" if below else text
+        filesystem, root = _open(uri)
+        return cls(filesystem, root.rstrip("/"), uri)
+
+    @property
+    def local(self) -> Path | None:
+        """The directory, where it is one of this machine."""
+        return Path(self.root) if isinstance(self.filesystem, fs.LocalFileSystem) else None
+
+    def path(self, *parts: str) -> str:
+        """The path of something below the root."""
+        return posixpath.join(self.root, *parts)
+
+    def files(self, *parts: str) -> list[str]:
+        """Paths of all Parquet files below, relative to the root, by name. Raises `StoreError`."""
+        try:
+            infos = self.filesystem.get_file_info(fs.FileSelector(self.path(*parts), recursive=True, allow_not_found=True))
+        except OSError as error:
+            raise StoreError(f"{self.name} cannot be read: {_line(error)}") from error
+        names = [info.path[len(self.root) :].lstrip("/") for info in infos if info.type == fs.FileType.File]
+        return sorted(name for name in names if name.endswith(SUFFIX) and not posixpath.basename(name).startswith("."))
+
+    def put(self, name: str, content: pa.Buffer) -> None:
+        """Store `content` as the file `name`, whole or not at all, durable when it returns. Raises `StoreError`."""
+        try:
+            if self.local is not None:
+                _put_local(self.local / name, content)
+                return
+            path = self.path(name)
+            if self.filesystem.type_name not in ("s3", "gcs"):  # these have no directories
+                self.filesystem.create_dir(posixpath.dirname(path), recursive=True)
+            with self.filesystem.open_output_stream(path) as stream:
+                stream.write(content)
+            size = self.filesystem.get_file_info(path).size
+        except OSError as error:
+            raise StoreError(f"{self.path(name)} cannot be written: {_line(error)}") from error
+        if size != content.size:
+            raise StoreError(f"{self.path(name)} has {size} bytes after {content.size} were written")
+
+    def sweep(self) -> None:
+        """Remove what a writer that was killed left half-written. Only for the one process that drives the run."""
+        if self.local is not None:
+            for left in self.local.glob("*/*/.*.tmp"):
+                left.unlink(missing_ok=True)
+
+
+def _put_local(path: Path, content: pa.Buffer) -> None:
+    path.parent.mkdir(parents=True, exist_ok=True)
+    # No reader's pattern takes it: neither `*.parquet` nor Arrow's, which leaves out names that begin with a dot.
+    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    try:
+        with temporary.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            temporary.unlink(missing_ok=True)
+        raise
+    for directory in (path.parent, path.parent.parent):
+        handle = os.open(directory, os.O_RDONLY)
+        try:
+            os.fsync(handle)
+        finally:
+            os.close(handle)
+
+
+def _open(uri: str) -> tuple[fs.FileSystem, str]:
+    try:
+        return fs.FileSystem.from_uri(uri)
+    except (OSError, pa.ArrowInvalid, ValueError) as error:
+        first = error
+    try:
+        import fsspec
+
+        filesystem, root = fsspec.core.url_to_fs(uri)
+    except (OSError, ValueError, ImportError) as error:
+        problem = f"{_line(first)}; {_line(error)}"
+        raise UserError(f"{uri!r} names no file system ({problem})", where="store", fix="give a directory, s3://… or gs://…") from None
+    return fs.PyFileSystem(fs.FSSpecHandler(filesystem)), str(root)
+
+
+def _line(error: BaseException) -> str:
+    return " ".join(str(error).split())[:200]

@@ -44,6 +44,8 @@ def parser() -> argparse.ArgumentParser:
         "--checkpoint", metavar="C", help="a checkpoint directory, or `latest` of the run (default: the initial policy)"
     )
     made["eval"].add_argument("--k", type=int, default=None, metavar="K", help="rollouts per task (default: eval.samples)")
+    made["eval"].add_argument("--against", metavar="X", help="compare with this checkpoint, or with the evaluation in this run directory")
+    made["eval"].add_argument("--json", metavar="FILE", help="write all estimates there too")
     made["check"].add_argument("--quick", action="store_true", help="leave out the audit of the chat template, which loads vLLM")
     made["serve"].add_argument("--checkpoint", metavar="C", help="a checkpoint directory, or `latest` (default: the initial policy)")
     made["serve"].add_argument("--session", metavar="S", default="serve", help="name of the session that the key is for")
@@ -73,7 +75,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parsed
 
 
-OPTIONS = frozenset({"--task", "--harness", "--checkpoint", "--k", "--resume", "--session", "--run"})
+OPTIONS = frozenset({"--task", "--harness", "--checkpoint", "--k", "--resume", "--session", "--run", "--against", "--json"})
 
 
 def main(argv: Sequence[str] | None = None) -> int:

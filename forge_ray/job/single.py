@@ -23,8 +23,8 @@ from forge_ray.rollout import RolloutRecord, RolloutRequest
 from forge_ray.run_dir import RunDir, next_incarnation
 
 
-def checkpoint(config: Config, where: str | None) -> Path | None:
-    """A model directory from `--checkpoint`: a path, `latest` of the config's run, or None for the initial model."""
+def checkpoint(config: Config, where: str | None, option: str = "--checkpoint") -> Path | None:
+    """A model directory from `option`: a path, `latest` of the config's run, or None for the initial model."""
     if where is None:
         return None
     if where == "latest":
@@ -33,11 +33,11 @@ def checkpoint(config: Config, where: str | None) -> Path | None:
         run = RunDir(Path(config.runs) / config.name)
         step = latest(run)
         if step is None:
-            raise UserError(f"{run.root} has no checkpoint", where="--checkpoint latest", fix="train first, or give a checkpoint directory")
+            raise UserError(f"{run.root} has no checkpoint", where=f"{option} latest", fix="train first, or give a checkpoint directory")
         return path(run, step)
     directory = Path(where).expanduser().resolve()
     if (problem := policy_problem(config.policy, directory)) is not None:
-        raise UserError(problem, where="--checkpoint", fix="give <run>/checkpoints/step-…")
+        raise UserError(problem, where=option, fix="give <run>/checkpoints/step-…")
     return directory
 
 

@@ -10,6 +10,8 @@ from html import escape
 
 from pydantic import ValidationError
 
+from forge_ray.report.evaluation.comparison import compare
+from forge_ray.report.evaluation.summary import estimate, outcomes_by_task
 from forge_ray.report.examples import Example, choose, trajectory_html
 from forge_ray.report.metrics import StepMetrics, read_evaluation_steps, read_metrics
 from forge_ray.report.records import evaluation_points, evaluations, family, pass_at_1, read_records
@@ -37,7 +39,7 @@ def render(run: RunDir) -> str:
         f"<h1>{escape(summary.name)}</h1>",
         f'<p class="lead">{_lead(summary)}</p>',
         _section("Reward", _reward_chart(steps, by_label, read_evaluation_steps(run.metrics)), _REWARD_NOTE + _untaught(summary)),
-        _section("Held-out tasks", _heldout_table(summary, by_label), _HELDOUT_NOTE),
+        _section("Held-out tasks", _heldout_table(summary, by_label) + _estimates_table(by_label), _HELDOUT_NOTE),
         _section(
             "Rollout against trainer",
             chart([_line("mean |rollout − trainer logprob|", steps, "logprob_diff")], y_label="nats"),
@@ -63,7 +65,8 @@ _LOGPROB_NOTE = "The recorded logprobs against the trainer's own, under the weig
 _HELDOUT_NOTE = (
     "pass@1 is the mean over tasks of the share of rollouts that pass. The intervals count the samples of one task as related, not as "
     "independent; for a single kind of task they are wide because it has few tasks. Rollouts that an infrastructure error ended "
-    "have no reward and are left out."
+    "have no reward and are left out. pass@k: any of k rollouts passes; pass^k: all of k do; flips: two rollouts of one task end "
+    "differently (means over tasks, intervals by bootstrap over tasks)."
 )
 _EXAMPLES_NOTE = (
     "What the policy sampled is marked, the fainter the less likely it was; hover for the logprob. "
@@ -144,6 +147,23 @@ def _heldout_table(summary: Summary, by_label: dict[str, list[RolloutRecord]]) -
     total = "".join(_cell(summary.heldout.get(label)) for label in sides)
     rows.append(f'<tr class="total"><th>all tasks</th>{total}</tr>')
     return f"<table><thead><tr><th>kind of task</th><th>before</th><th>after</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _estimates_table(by_label: dict[str, list[RolloutRecord]]) -> str:
+    """pass@k, pass^k and flips of every evaluation with several rollouts per task, and the paired test of the last against the first."""
+    found = {label: estimates for label, records in by_label.items() if (estimates := estimate(records)) and estimates.flips}
+    if not found:
+        return ""
+    rows = []
+    for label, estimates in found.items():
+        most = max(estimates.at_least_one)
+        cells = (estimates.at_least_one[most], estimates.all_of[most], estimates.flips)
+        rows.append(f"<tr><th>{escape(label)}, k = {most}</th>{''.join(f'<td>{escape(str(cell))}</td>' for cell in cells)}</tr>")
+    head = "<tr><th>evaluation</th><th>pass@k</th><th>pass^k</th><th>flips</th></tr>"
+    table = f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
+    first, last = next(iter(found)), list(found)[-1]
+    compared = compare(outcomes_by_task(by_label[last]), outcomes_by_task(by_label[first])) if first != last else None
+    return table + (f"<p>{escape(f'{last} against {first}, paired by task: {compared}')}</p>" if compared else "")
 
 
 def _bars(rows: Iterable[tuple[str, float, str]]) -> str:

@@ -44,6 +44,10 @@ class StepMetrics(BaseModel):
     """Mean over the trained tokens of (version − version that sampled the token)."""
     staleness_max: float | None = None
     """The oldest trained token's."""
+    staleness_tokens: dict[str, int] | None = None
+    """Trained tokens by their staleness."""
+    held_s: float | None = None
+    """Seconds that the step waited for a slow group although there were enough others (`train.on_stale: wait`)."""
     rollout_tokens_per_s: float | None = None
     """Sampled tokens of the rollouts that ended, per wall second of the step."""
     train_tokens_per_s: float | None = None
@@ -76,6 +80,10 @@ class StepMetrics(BaseModel):
     """Seconds the learner waited for rollouts."""
     train_s: float | None = None
     """Seconds of forward, backward and optimizer."""
+    trainer_idle_share: float | None = None
+    """Share of the step in which the learner waited for rollouts."""
+    slot_idle_share: float | None = None
+    """Share of the step's places for rollouts (`rollouts.max_in_flight`) in which none ran."""
 
     @property
     def signal(self) -> int | None:

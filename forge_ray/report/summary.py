@@ -3,6 +3,7 @@
 {
   "name", "seed", "versions": {"forge-ray": …, "python": …, "ray": …},
   "heldout": {"before": {"pass@1", "low", "high", "n", "tasks"} | null, "after": … | null, …every other evaluation by its label},
+  "evaluations": by label: that, "pass@k", "pass^k" (by k: {"mean", "low", "high"}), "flip_rate", and the same "by_harness", "by_kind",
   "steps":    training steps done,
   "seconds":  {"<phase>": …, "total": …},
   "tokens":   sampled tokens of all rollouts, evaluation included,
@@ -21,6 +22,7 @@ from typing import Any
 import yaml
 from pydantic import BaseModel, Field
 
+from forge_ray.report.evaluation import summary as evaluation
 from forge_ray.report.metrics import read_metrics
 from forge_ray.report.phases import read_phases, seconds_by_phase
 from forge_ray.report.records import evaluations, outcomes, pass_at_1, read_records
@@ -38,6 +40,7 @@ class Summary(BaseModel):
     seed: int
     versions: dict[str, str] = Field(default_factory=dict)
     heldout: dict[str, PassRate | None] = Field(default_factory=lambda: {"before": None, "after": None})
+    evaluations: dict[str, dict[str, Any]] = Field(default_factory=dict)
     steps: int = 0
     seconds: dict[str, float] = Field(default_factory=dict)
     tokens: int = 0
@@ -88,12 +91,15 @@ def summarize(run: RunDir) -> Summary:
     """Put the summary together from config, metrics, phases and rollouts; what is missing counts as nothing."""
     config, records, steps = read_config(run), read_records(run), read_metrics(run.metrics)
     heldout: dict[str, PassRate | None] = {"before": None, "after": None}
-    heldout.update({label: pass_at_1(rated) for label, rated in evaluations(records).items()})
+    by_label = evaluations(records)
+    heldout.update({label: pass_at_1(rated) for label, rated in by_label.items()})
+    estimates = {label: found.tree() for label, rated in by_label.items() if (found := evaluation.summarize(rated)) is not None}
     return Summary(
         name=str(config.get("name", run.root.name)),
         seed=int(config.get("seed", 0)),
         versions=versions(),
         heldout=heldout,
+        evaluations=estimates,
         steps=len(steps),
         seconds=seconds_by_phase(read_phases(run.phases)),
         tokens=sum(record.sampled_tokens for record in records),

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import itertools
+import json
 from fractions import Fraction
+from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forge_ray.cli.eval import stored
+from forge_ray.errors import UserError
+from forge_ray.outcome import Outcome
+from forge_ray.report.evaluation import text
 from forge_ray.report.evaluation.comparison import compare, sign_flip
 from forge_ray.report.evaluation.intervals import bootstrap
 from forge_ray.report.evaluation.passes import all_of, at_least_one, by_task, flips, mean, powers
+from forge_ray.report.evaluation.summary import outcomes_by_task, summarize
+from forge_ray.rollout import RolloutRecord
+from forge_ray.run_dir import RunDir
 
 
 @given(st.integers(1, 9).flatmap(lambda n: st.tuples(st.just(n), st.integers(0, n), st.integers(1, n))))
@@ -77,3 +86,56 @@ def test_two_evaluations() -> None:
     assert compare({"a": [True]}, {"b": [True]}) is None
     same = compare(here, here)
     assert same is not None and same.p == 1.0
+
+
+def rated(task: str, harness: str, sample: int, reward: float, directory: Path) -> RolloutRecord:
+    key = f"eval-after-{task}-{harness}-{sample}"
+    return RolloutRecord(
+        id=f"{key}.0", key=key, purpose="eval", task=str(directory / task), task_name=task, harness=harness, group=None, attempt=0, outcome=Outcome.OK, detail="", reward=reward,
+    )  # fmt: skip
+
+
+def test_an_evaluation_by_harness_and_kind(tmp_path: Path) -> None:
+    for task, kind in (("a1", "add"), ("a2", "add"), ("b1", "find")):
+        (tmp_path / task).mkdir()
+        (tmp_path / task / "task.toml").write_text(f'[metadata]\nfamily = "{kind}"\n')
+    records = [
+        rated(task, harness, sample, float(sample < passes), tmp_path)
+        for task, harness, passes in (("a1", "x", 4), ("a2", "x", 2), ("b1", "x", 0), ("a1", "y", 4), ("a2", "y", 4), ("b1", "y", 1))
+        for sample in range(4)
+    ]
+    found = summarize(records)
+    assert (
+        found is not None and found.whole.rate.n == 24 and list(found.by_harness) == ["x", "y"] and list(found.by_kind) == ["add", "find"]
+    )
+    x = found.by_harness["x"]
+    assert x.rate.pass_at_1 == 0.5 and {k: round(i.mean, 3) for k, i in x.at_least_one.items()} == {1: 0.5, 2: 0.611, 4: 0.667}
+    assert {k: round(i.mean, 3) for k, i in x.all_of.items()} == {1: 0.5, 2: 0.389, 4: 0.333}
+    assert x.flips is not None and x.flips.mean == pytest.approx((0 + 2 / 3 + 0) / 3)
+    assert found.by_kind["find"].rate.pass_at_1 == 0.125
+    assert len(outcomes_by_task(records)) == 6 and len(outcomes_by_task(records[:12])) == 3, "a task of two harnesses is two tasks"
+    assert json.loads(json.dumps(found.tree(), allow_nan=False))["by_harness"]["x"]["pass^k"]["4"]["mean"] == pytest.approx(1 / 3)
+    printed = "\n".join(text.lines(found))
+    assert "pass^k" in printed and "by harness:\n  x  pass@1 0.500" in printed and "flip rate" in printed
+    assert summarize([]) is None
+
+
+def test_a_comparison_is_said_in_words() -> None:
+    here = {f"t{number}": [True, True] for number in range(8)}
+    there = {f"t{number}": [False, True] for number in range(8)}
+    assert len(list(text.comparison_lines("a", "b", compare(here, there)))) == 1
+    assert "does not tell the two apart" in "\n".join(text.comparison_lines("a", "b", compare(here, here)))
+    assert list(text.comparison_lines("a", "b", None)) == ["a and b have no task in common"]
+
+
+def test_the_evaluation_of_a_run_directory(tmp_path: Path) -> None:
+    run = RunDir(tmp_path).create(training=False)
+    assert stored(str(tmp_path / "nothing")) is None
+    with pytest.raises(UserError, match="holds no evaluation"):
+        stored(str(tmp_path))
+    for sample in range(2):
+        made = rated("t", "x", sample, 1.0, tmp_path)
+        (run.rollouts / made.id).mkdir()
+        (run.rollouts / made.id / "result.json").write_text(made.model_dump_json())
+    found = stored(str(tmp_path))
+    assert found is not None and len(found) == 2

@@ -1,0 +1,103 @@
+"""One evaluation put together: all estimates, over everything and by harness and kind of task."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, field
+from typing import Any
+
+from forge_ray.report.evaluation.intervals import Interval, bootstrap
+from forge_ray.report.evaluation.passes import Passed, all_of, at_least_one, by_task, flips, powers
+from forge_ray.report.records import family, pass_at_1, passed
+from forge_ray.report.statistics import PassRate
+from forge_ray.rollout import RolloutRecord
+
+
+@dataclass(frozen=True)
+class Estimates:
+    """What a set of rated rollouts says."""
+
+    rate: PassRate
+    """pass@1 with an interval that is honest at 0 and 1 too."""
+    at_least_one: dict[int, Interval] = field(default_factory=dict)
+    """pass@k by k."""
+    all_of: dict[int, Interval] = field(default_factory=dict)
+    """pass^k by k."""
+    flips: Interval | None = None
+    """Share of pairs of rollouts of one task that end differently; None without a task that has two."""
+
+    def tree(self) -> dict[str, Any]:
+        """For JSON."""
+
+        def values(found: dict[int, Interval]) -> dict[str, Any]:
+            return {str(k): interval._asdict() for k, interval in found.items()}
+
+        return {
+            **self.rate.model_dump(by_alias=True),
+            "pass@k": values(self.at_least_one),
+            "pass^k": values(self.all_of),
+            "flip_rate": self.flips._asdict() if self.flips else None,
+        }
+
+
+@dataclass(frozen=True)
+class EvaluationSummary:
+    """Estimates of one evaluation; of the parts only where there is more than one."""
+
+    whole: Estimates
+    by_harness: dict[str, Estimates] = field(default_factory=dict)
+    by_kind: dict[str, Estimates] = field(default_factory=dict)
+
+    def tree(self) -> dict[str, Any]:
+        """For JSON."""
+        parts = {"by_harness": self.by_harness, "by_kind": self.by_kind}
+        return {**self.whole.tree(), **{name: {key: one.tree() for key, one in part.items()} for name, part in parts.items()}}
+
+
+def outcomes_by_task(records: Iterable[RolloutRecord]) -> dict[str, list[bool]]:
+    """`{task: [passed, …]}` of rated rollouts. A task that several harnesses tried is one task for each."""
+    records = list(records)
+    several = len({record.harness for record in records}) > 1
+    found: dict[str, list[bool]] = defaultdict(list)
+    for record in records:
+        found[f"{record.harness}: {record.task_name}" if several else record.task_name].append(passed(record))
+    return dict(found)
+
+
+def summarize(records: Iterable[RolloutRecord]) -> EvaluationSummary | None:
+    """All estimates of rated rollouts; None without one."""
+    records = list(records)
+    whole = estimate(records)
+    if whole is None:
+        return None
+    return EvaluationSummary(whole, _parts(records, lambda record: record.harness), _parts(records, lambda record: family(record.task)))
+
+
+def estimate(records: list[RolloutRecord]) -> Estimates | None:
+    """The estimates of these rollouts; None without one."""
+    rate = pass_at_1(records)
+    if rate is None:
+        return None
+    tasks = outcomes_by_task(records)
+
+    def of(function: Callable[[int, int, int], float], ks: list[int]) -> dict[int, Interval]:
+        found = {k: bootstrap(list(by_task(tasks, function, k).values())) for k in ks}
+        return {k: interval for k, interval in found.items() if interval is not None}
+
+    ks = powers(tasks)
+    return Estimates(rate, of(at_least_one, ks), of(all_of, ks), _flips(tasks))
+
+
+def _flips(tasks: Passed) -> Interval | None:
+    return bootstrap(list(by_task(tasks, flips, 2).values()))
+
+
+def _parts(records: list[RolloutRecord], name: Callable[[RolloutRecord], str | None]) -> dict[str, Estimates]:
+    parts: dict[str, list[RolloutRecord]] = defaultdict(list)
+    for record in records:
+        parts[name(record) or "other"].append(record)
+    if len(parts) < 2:
+        return {}
+    found = {key: estimate(part) for key, part in sorted(parts.items())}
+    return {key: one for key, one in found.items() if one is not None}

@@ -91,7 +91,8 @@ def test_two_evaluations() -> None:
 def rated(task: str, harness: str, sample: int, reward: float, directory: Path) -> RolloutRecord:
     key = f"eval-after-{task}-{harness}-{sample}"
     return RolloutRecord(
-        id=f"{key}.0", key=key, purpose="eval", task=str(directory / task), task_name=task, harness=harness, group=None, attempt=0, outcome=Outcome.OK, detail="", reward=reward,
+        id=f"{key}.0", key=key, purpose="eval", task=str(directory / task), task_name=task, harness=harness, group=None, attempt=0,
+        outcome=Outcome.OK, detail="", reward=reward,
     )  # fmt: skip
 
 

@@ -16,7 +16,7 @@ ARGS ?=
 
 export EXTRAS TORCH PYTHON
 
-.PHONY: help env demo test test-harness lint format docs bench bench-seeds bench-proxy bench-soak clean
+.PHONY: help env demo test test-harness lint format docs bench bench-seeds bench-proxy bench-soak bench-async bench-sync clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
@@ -61,6 +61,9 @@ bench-seeds: env ## The three learning seeds: about 20 minutes
 
 bench-proxy: env ## What recording costs, against vLLM's app without it and LiteLLM: about 8 minutes
 	@exec $(BIN)/python -m benchmarks.proxy $(ARGS)
+
+bench-async: env ## What asynchrony gains by staleness bound, on a virtual clock: half a minute
+	@exec $(BIN)/python -m benchmarks.async $(ARGS)
 
 bench-soak: env ## 10,000 calls through the proxy, with clients that leave and weight updates: about 5 minutes
 	@exec $(BIN)/python -m benchmarks.soak $(ARGS)

@@ -4,10 +4,12 @@
 
 The driver decides when; it never looks into a token. Invariants:
 
-- the batch of step k is formed once, when the version is k, from groups whose oldest trained token is at most `max_staleness`
-  versions old; it lies on disk before it is offered, so a run that starts again trains the same batch;
-- one batch is out at a time; rollouts go on meanwhile, within the admission capacity;
+- what may start and what a step trains is `flow`'s to say, batches are `step_batches`', lines of metrics `step_report`'s;
+- rollouts go on while a batch is trained, within the admission capacity;
 - the version that admission and staleness count with moves only after every replica serves the weights.
+
+Where the trainer is slower than the rollouts, the admission capacity runs out and places stay empty (`slot_idle_share`); where the rollouts
+are slower, the trainer waits for its batch (`trainer_idle_share`). Neither loses anything, and neither needs a setting.
 """
 
 from __future__ import annotations
@@ -23,15 +25,16 @@ from forge_ray.job import library
 from forge_ray.job.compaction import Compaction
 from forge_ray.job.dispatch import Dispatch
 from forge_ray.job.evaluate import evaluate
+from forge_ray.job.flow import Flow
+from forge_ray.job.occupancy import Occupancy
 from forge_ray.job.runtime import RunFailed
-from forge_ray.job.scheduler import Group, Scheduler, TaskRef
+from forge_ray.job.scheduler import TaskRef
+from forge_ray.job.step_batches import StepBatches
+from forge_ray.job.step_report import StepReport
 from forge_ray.outcome import RATED
-from forge_ray.report import signal
-from forge_ray.report.metrics import StepMetrics, read_metrics
 from forge_ray.rollout import RolloutRecord
 from forge_ray.run_dir import RunDir
 from forge_ray.serve_proxy.client import ProxyUnavailable
-from forge_ray.trajectories import continuity
 
 if TYPE_CHECKING:
     from forge_ray.report.metrics import MetricsWriter
@@ -62,24 +65,20 @@ class Driver:
         self.config, self.run = config, run
         self._heldout = heldout
         self._client, self._dispatch, self._exchange, self._trainer = client, dispatch, exchange, trainer
-        self._metrics, self._progress = metrics, progress
-        self._recordings = library.Recordings(run, train_grammar_calls=config.proxy.train_grammar_calls)
+        self._progress = progress
+        self._flow = Flow(config, tasks)
+        self._batches = StepBatches(config, run, self._flow, exchange)
+        self._report = StepReport(run, config.train.optimizer.epochs, metrics, progress)
         self._compaction = Compaction(run.calls, config.proxy.log_segment_mb * 2**20)
-        self._scheduler = Scheduler(config, tasks)
-        self._built: dict[int, list[Any]] = {}
-        """Group index → its records with their calls, once complete."""
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
         self._follower: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
-        self._offered: int | None = None
-        """Step whose batch the trainer has."""
         self._evaluated: set[int] = set()
         self._fruitless = 0
         """Records in a row that carry no reward."""
-        self._in_flight = 0
         self._step_started = time.time()
-        self._outcomes: dict[str, int] = {}
+        self._slots = Occupancy(config.rollouts.max_in_flight, time.monotonic())
         self._sampled_before = 0
         self._synced = -1
         """Highest step whose weights the replicas were brought to."""
@@ -96,28 +95,28 @@ class Driver:
 
     def restore(self) -> None:
         """Take up the stored rollouts and batches of a stopped run."""
-        from forge_ray.trajectories import schema
-
-        trained: set[int] = set()
-        for file in self.run.batches.glob("step-*.parquet"):
-            trained.update(schema.read_stats(file)["taken"])
-        self._scheduler.restore((r for r in library.records(self.run) if r.purpose == "train"), trained)
+        trained = self._batches.trained_groups()
+        self._flow.scheduler.restore((r for r in library.records(self.run) if r.purpose == "train"), trained)
 
     # ---- learning ----
 
     async def learn(self) -> None:
         """Train until `train.steps`, evaluating in between where the config says so."""
         assert self.version is not None
-        for group in self._scheduler.ready():
-            await self._build(group)
+        for group in self._flow.scheduler.ready():
+            await self._batches.build(group)
+        for group in self._flow.scheduler.open_groups():
+            await self._batches.date(group, self.version)
         self._step_started = time.time()
+        self._slots.idle_share(time.monotonic())
         while self.version < self.config.train.steps:
             every = self.config.eval.every
             if every and self.version and self.version % every == 0 and self.version not in self._evaluated:
                 self._evaluated.add(self.version)
                 await self.evaluate(f"step-{self.version}")
-            self._admit()
-            await self._offer_batch()
+            self._launch()
+            if await self._batches.offer(self.version):
+                self._wake.set()  # the places of what was dropped are free: with nothing in flight nobody else would say so
             self._refuse_to_wait_for_nothing()
             await self._wait()
         await self._exchange.close.remote()
@@ -130,49 +129,24 @@ class Driver:
         done = [r for r in library.records(self.run) if r.purpose == "eval" and r.key.startswith(f"eval-{label}-")]
         async for record in evaluate(self.config, self._dispatch, self._heldout, label, done=done):
             records.append(record)
-            self._recordings.done([record])
+            self._batches.forget([record])
             self._check()
             self._watch(record)
             self._progress.evaluation(label, records, total)
         return records
 
-    def _admit(self) -> None:
-        """Admit whole groups while the staleness bound has room, launch what is queued while slots are free."""
-        from forge_ray.train_loop.admission import groups_to_start
-
-        train, scheduler = self.config.train, self._scheduler
+    def _launch(self) -> None:
         assert self.version is not None
-        first = self.version
-        while library.batch_path(self.run, first).exists():
-            first += 1
-        if first - self.version > train.max_staleness:
-            # Steps that a checkpoint does not hold are trained again: what began now would be too old for the first new batch, and would
-            # spoil the finished rollouts of its group with it.
-            return
-        limit = self.config.rollouts.max_in_flight
-        while True:
-            for request in scheduler.launchable(limit - self._in_flight):
-                self._in_flight += 1
-                self._spawn(self._rollout(request))
-            # Slots of an admitted group may wait for a free place: `max_in_flight` bounds what is launched, the staleness what is admitted.
-            room = groups_to_start(
-                max_in_flight=scheduler.running + train.group_size,
-                running=scheduler.running,
-                accepted=scheduler.accepted,
-                version=self.version,
-                max_staleness=train.max_staleness,
-                groups_per_step=train.groups_per_step,
-                group_size=train.group_size,
-            )
-            if self._in_flight >= limit or not room or scheduler.claimed >= train.steps * train.groups_per_step:
-                return
-            scheduler.admit_group()
+        for request in self._flow.launch(self.version, replays=self._batches.replays(self.version)):
+            self._spawn(self._rollout(request))
+        self._slots.set(self._flow.in_flight, time.monotonic())
 
     def _refuse_to_wait_for_nothing(self) -> None:
         """Stop a run that nothing would ever wake up: no batch is out, nothing runs or is queued, and nothing more may be admitted."""
-        if self._offered == self.version or self._wake.is_set() or self._tasks - {self._follower} or self._scheduler.waiting:
+        scheduler, train = self._flow.scheduler, self.config.train
+        if self._batches.offered == self.version or self._wake.is_set() or self._tasks - {self._follower} or scheduler.waiting:
             return
-        ready, scheduler, train = len(self._scheduler.ready()), self._scheduler, self.config.train
+        ready = len(scheduler.ready())
         raise RunFailed(
             f"step {self.version} cannot be filled: {ready} of its {train.groups_per_step} groups are ready, nothing runs, and no group "
             f"may be admitted ({scheduler.claimed} are, {scheduler.accepted} rollouts ended): the stored rollouts do not fit the config"
@@ -181,16 +155,14 @@ class Driver:
     async def _rollout(self, request: Any) -> None:
         try:
             record = await self._dispatch.run(request)
-        finally:
-            self._in_flight -= 1
-        self._outcomes[record.outcome] = self._outcomes.get(record.outcome, 0) + 1
+        except BaseException:
+            self._flow.lost()
+            raise
         self._watch(record)
-        before = {group.index for group in self._scheduler.ready()}
-        self._scheduler.finish(record)
-        for group in self._scheduler.ready():
-            if group.index not in before:
-                await self._build(group)
-        self._progress.rollouts(self._in_flight, self._scheduler.accepted, self._outcomes)
+        for group in self._flow.finish(record):
+            await self._batches.build(group)
+        self._slots.set(self._flow.in_flight, time.monotonic())
+        self._progress.rollouts(self._flow.in_flight, self._flow.scheduler.accepted, self._flow.outcomes)
         self._wake.set()
 
     def _watch(self, record: RolloutRecord) -> None:
@@ -203,69 +175,6 @@ class Driver:
                 f"the last {self._fruitless} rollouts all failed; the last one: {record.outcome}: {record.detail}; "
                 f"see {self.run.rollouts / record.id}"
             )
-
-    async def _build(self, group: Group) -> None:
-        self._built[group.index] = await asyncio.to_thread(self._recordings.with_calls, group.records)
-
-    async def _offer_batch(self) -> None:
-        """Give the trainer the batch of the current version, if it does not have it and there are enough groups."""
-        version = self.version
-        assert version is not None
-        if self._offered == version:
-            return
-        path = library.batch_path(self.run, version)
-        if not path.exists() and not await self._form_batch(version):
-            return
-        import ray
-
-        from forge_ray.trajectories import batch, schema
-
-        table, stats = await asyncio.to_thread(schema.read_batch, path)
-        refs = [ray.put(part) for part in batch.split(table, self.config.train.workers)]
-        await self._exchange.put_step.remote(version, refs, stats)
-        self._offered = version
-
-    async def _form_batch(self, version: int) -> bool:
-        from forge_ray.report.statistics import mean_ci
-        from forge_ray.train_loop import admission
-        from forge_ray.trajectories import batch, schema
-
-        train = self.config.train
-        ready = [group for group in self._scheduler.ready() if group.index in self._built]
-        taken = admission.take(
-            ready,
-            staleness=lambda group: batch.group_staleness(self._built[group.index], version, train),
-            max_staleness=train.max_staleness,
-            size=train.groups_per_step,
-        )
-        self._scheduler.drop_stale(taken.stale)
-        self._release(taken.stale)
-        if taken.stale:
-            self._wake.set()  # their places are free: with nothing in flight nobody else would say so
-        if not taken.batch:
-            return False
-        built = await asyncio.to_thread(batch.build_step, [self._built[g.index] for g in taken.batch], train, version=version)
-        rewards = [reward for group in taken.batch for record in group.records if (reward := batch.reward_of(record)) is not None]
-        stats = {
-            **built.stats,
-            "reward_ci": mean_ci(rewards)[1],
-            "pass_rate": sum(reward >= 1 for reward in rewards) / len(rewards) if rewards else None,
-            "stale_groups": self._scheduler.stale_groups,
-            "empty_groups": self._scheduler.empty_groups,
-            "outcomes": dict(self._outcomes),
-            "taken": [group.index for group in taken.batch],  # a group without a token to train has no row in the table
-        }
-        await asyncio.to_thread(schema.write_batch, library.batch_path(self.run, version), built.table, stats)
-        self._scheduler.take(taken.batch)
-        self._release(taken.batch)
-        self._outcomes = {}
-        return True
-
-    def _release(self, groups: list[Group]) -> None:
-        """Let go of the recordings of groups that are used or dropped."""
-        for group in groups:
-            del self._built[group.index]
-            self._recordings.done([*group.accepted.values(), *group.dropped.values()])
 
     # ---- the trainer's side ----
 
@@ -310,11 +219,11 @@ class Driver:
         if self.version is not None and trained is None:
             # The worker group was restarted and went back to a checkpoint: its batches are offered again as they are.
             log.warning("the trainer restarted at step %s", event["step"])
-        self.version, self._offered = event["step"], None
+        self.version, self._batches.offered = event["step"], None
         if trained is not None:
             await self._report_step(event, trained, sync_s)
         elif event["restored"] is not None:
-            self._report_restored(event["step"], event["restored"])
+            self._report.restored(event["step"], event["restored"])
         self._wake.set()
 
     async def _report_step(self, event: dict[str, Any], trained: dict[str, Any], sync_s: float) -> None:
@@ -329,46 +238,15 @@ class Driver:
             self._sampled_before = sampled
         except ProxyUnavailable as error:
             log.warning("no token count for step %s: %s", event["step"], error)
-        row = self._row(event["step"], event["version"], event["stats"], trained)
+        driven = {
+            "seconds": seconds,
+            "rollout_tokens_per_s": tokens_per_s,
+            "sync_s": sync_s,
+            "trainer_idle_share": min(trained["wait_s"] / max(seconds, 1e-9), 1.0),
+            "slot_idle_share": self._slots.idle_share(time.monotonic()),
+        }
         self._step_started = now
-        if warned := continuity.warning(event["stats"]):
-            self._progress.warn(f"step {event['step']}: {warned}")
-        self._report(row.model_copy(update={"seconds": seconds, "rollout_tokens_per_s": tokens_per_s, "sync_s": sync_s}))
-
-    def _report_restored(self, step: int, checkpoint: dict[str, Any]) -> None:
-        """The step of the checkpoint that a stopped run goes on from, if its driver died before it had written it down."""
-        from forge_ray.trajectories import schema
-
-        if all(row.step != step for row in read_metrics(self.run.metrics)):
-            stats = schema.read_stats(library.batch_path(self.run, step - 1))
-            self._report(self._row(step, f"{checkpoint['incarnation']}.{step}", stats, checkpoint["metrics"]))
-
-    def _report(self, row: StepMetrics) -> None:
-        self._metrics.append(row)
-        self._progress.step(row)
-        if warned := signal.warning(row):
-            self._progress.warn(f"step {row.step}: {warned}")
-
-    def _row(self, step: int, version: str, stats: dict[str, Any], trained: dict[str, Any]) -> StepMetrics:
-        tokens = int(stats["tokens_trained"])
-        return StepMetrics(
-            step=step,
-            version=version,
-            reward_mean=stats.get("reward_mean"),
-            reward_ci=stats["reward_ci"],
-            pass_rate=stats["pass_rate"],
-            outcomes=stats["outcomes"],
-            groups=int(stats["groups"]),
-            degenerate_groups=int(stats["groups_degenerate"]),
-            staleness_mean=stats["staleness_mean"],
-            staleness_max=int(stats["staleness_max"]),
-            tokens=tokens,
-            train_tokens_per_s=tokens * self.config.train.optimizer.epochs / max(trained["train_s"], 1e-6),
-            samples_per_rollout=stats.get("samples_per_rollout"),
-            **trained,
-            **{name: stats.get(name) for name in ("calls_exact", "calls_spliced", "calls_forked", "fork_reason")},
-            **{name: stats[name] for name in ("stale_groups", "empty_groups", "rollouts_untrained")},
-        )
+        self._report.step(event, trained, driven)
 
     # ---- tasks and failures ----
 

@@ -40,6 +40,8 @@ class Group:
     dropped: dict[int, RolloutRecord] = field(default_factory=dict)
     cancelled: bool = False
     """A record said `drop_group`."""
+    begun_at: int | None = None
+    """Version when its first rollout was launched, or the oldest its stored tokens have: none of its tokens is older. None: not begun."""
 
     @property
     def ended(self) -> int:
@@ -129,10 +131,18 @@ class Scheduler:
         for slot in range(group.size):
             self._admit(group.request(slot, 0))
 
-    def launchable(self, free: int) -> list[RolloutRequest]:
-        """Up to `free` queued requests, oldest first; they count as running until `finish`."""
+    def launchable(self, free: int, version: int | None = None) -> list[RolloutRequest]:
+        """Up to `free` queued requests, oldest first; they count as running until `finish`. `version`: what their tokens begin with."""
         taken, self._waiting = self._waiting[: max(free, 0)], self._waiting[max(free, 0) :]
+        for request in taken if version is not None else ():
+            self.began(request.group, version)
         return taken
+
+    def began(self, index: int | None, version: int) -> None:
+        """A rollout of the open group `index` has, or may soon have, tokens of `version`."""
+        group = self._open.get(-1 if index is None else index)
+        if group is not None:
+            group.begun_at = version if group.begun_at is None else min(group.begun_at, version)
 
     @property
     def waiting(self) -> int:
@@ -157,6 +167,14 @@ class Scheduler:
         if group.complete:
             del self._open[group.index]
             self._close(group)
+
+    def open_groups(self) -> list[Group]:
+        """Admitted groups that are not complete, in the order of admission."""
+        return list(self._open.values())
+
+    def under_way(self) -> list[Group]:
+        """Those of them that have begun."""
+        return [group for group in self._open.values() if group.begun_at is not None]
 
     def ready(self) -> list[Group]:
         """Complete groups with something to train, in the order of completion."""

@@ -53,53 +53,43 @@ def test_a_step_with_too_few_groups_waits_and_still_drops() -> None:
     assert take([], staleness=ages.__getitem__, max_staleness=1, size=1).batch == []
 
 
-@settings(max_examples=150, deadline=None)
+@pytest.mark.parametrize(
+    ("ready", "under_way", "batch"),
+    [
+        ([0, 0, 0], [2], None),  # the slow group must be in this step, and is not there
+        ([2, 2, 0], [2], [2, 2]),  # there is no place for it in this step anyway
+        ([2, 1, 0], [1, 1], [2, 1]),  # two slow groups that the next step can take
+        ([2, 0, 0], [1, 1, 1], None),  # three of which it can take two
+        ([1, 1, 1], [1, 1], [1, 1]),  # too many for the next step, but all as urgent: waiting would not help
+        ([0, 0], [0, 0, 0, 0], [0, 0]),  # four of which the next two steps can take all
+        ([0, 0], [3], [0, 0]),  # it is too old already: nobody waits for it
+        ([1], [], None),
+    ],
+)
+def test_a_step_waits_for_a_slow_group_where_that_can_help(ready: list[int], under_way: list[int], batch: list[int] | None) -> None:
+    taken = take(ready, staleness=lambda age: age, max_staleness=2, size=2, under_way=under_way)
+    assert taken.batch == (batch or []) and taken.held == (batch is None and len(ready) >= 2)
+    assert sorted([*taken.batch, *taken.waiting]) == sorted(ready)
+
+
+@settings(max_examples=300, deadline=None)
 @given(
+    st.integers(0, 4),
+    st.integers(0, 3),
+    st.integers(0, 999),
+    st.integers(0, 3),
     st.integers(1, 3),
     st.integers(1, 4),
-    st.integers(0, 2),
-    st.integers(1, 20),
-    st.lists(st.integers(1, 9), min_size=40, max_size=40),
-    st.booleans(),
 )
-def test_a_run_never_stands_still_and_never_trains_over_the_bound(
-    groups_per_step: int, group_size: int, max_staleness: int, max_in_flight: int, durations: list[int], slow_tail: bool
+def test_capacity_is_the_most_that_breaks_neither_bound(
+    free_slots: int, running: int, accepted: int, version: int, max_staleness: int, batch: int
 ) -> None:
-    """Groups with any durations against a trainer that takes a batch whenever there is one; the clock is a loop."""
-    running: dict[int, tuple[int, int]] = {}  # group -> (ends at, version at start)
-    ready: list[int] = []
-    began: dict[int, int] = {}
-    accepted = version = started = dropped = 0
-    steps = 6
-    for now in range(4000):
-        for group in [group for group, (end, _) in running.items() if end <= now]:
-            began[group] = running.pop(group)[1]
-            ready.append(group)
-            accepted += group_size
-        ages = {group: version - began[group] for group in ready}
-        taken = take(ready, staleness=ages.__getitem__, max_staleness=max_staleness, size=groups_per_step)
-        accepted -= group_size * len(taken.stale)
-        dropped += len(taken.stale)
-        ready = taken.waiting
-        if taken.batch:
-            assert max(ages[group] for group in taken.batch) <= max_staleness
-            version += 1
-            if version == steps:
-                break
-        free = groups_to_start(
-            max_in_flight=max_in_flight,
-            running=len(running) * group_size,
-            accepted=accepted,
-            version=version,
-            max_staleness=max_staleness,
-            groups_per_step=groups_per_step,
-            group_size=group_size,
-        )
-        for _ in range(free):
-            length = durations[started % len(durations)] * (40 if slow_tail and started % 7 == 0 else 1)
-            running[started] = (now + length, version)
-            started += 1
-        assert len(running) * group_size <= max(max_in_flight, group_size)
-        assert running or ready, "something is always under way"
-    assert version == steps
-    assert started <= (steps + max_staleness) * groups_per_step + dropped, "no more is started than the bound allows to be used"
+    numbers = {"running": running, "accepted": accepted, "version": version, "max_staleness": max_staleness, "batch": batch}
+    room = capacity(max_in_flight=running + free_slots, **numbers)
+    usable = (max_staleness + version + 1) * batch
+
+    def fits(more: int) -> bool:
+        return more <= free_slots and accepted + running + more <= usable
+
+    assert room == 0 or fits(room)
+    assert not fits(room + 1)

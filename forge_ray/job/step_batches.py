@@ -1,0 +1,119 @@
+"""Step batches: out of the ready groups, onto disk, to the trainer.
+
+Invariants: the batch of step k is formed once, while the version is k; it lies on disk before it is offered, so that a run that starts
+again trains the same batch; one batch is out at a time.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any
+
+from forge_ray.config import Config
+from forge_ray.job import library
+from forge_ray.job.flow import Flow
+from forge_ray.job.scheduler import Group
+from forge_ray.run_dir import RunDir
+
+
+class StepBatches:
+    """The batches of a run; `flow` says which groups a step takes."""
+
+    def __init__(self, config: Config, run: RunDir, flow: Flow, exchange: Any) -> None:
+        self._config, self._run, self._flow, self._exchange = config, run, flow, exchange
+        self._recordings = library.Recordings(run, train_grammar_calls=config.proxy.train_grammar_calls)
+        self._built: dict[int, list[Any]] = {}
+        """Group index → its records with their calls, once complete."""
+        self._held_since: float | None = None
+        self.offered: int | None = None
+        """Step whose batch the trainer has."""
+
+    def trained_groups(self) -> set[int]:
+        """Groups that a batch on disk holds."""
+        from forge_ray.trajectories import schema
+
+        return {index for file in self._run.batches.glob("step-*.parquet") for index in schema.read_stats(file)["taken"]}
+
+    def replays(self, version: int) -> int:
+        """Steps from `version` on whose batch lies on disk already."""
+        number = 0
+        while library.batch_path(self._run, version + number).exists():
+            number += 1
+        return number
+
+    async def build(self, group: Group) -> None:
+        """Read the calls of a complete group."""
+        self._built[group.index] = await asyncio.to_thread(self._recordings.with_calls, group.records)
+
+    async def date(self, group: Group, version: int) -> None:
+        """Find out how old the stored rollouts of a group are that goes on after a restart at `version`."""
+        from forge_ray.trajectories import batch
+
+        if group.records:
+            built = await asyncio.to_thread(self._recordings.with_calls, group.records)
+            self._flow.scheduler.began(group.index, version - batch.group_staleness(built, version, self._config.train))
+
+    def forget(self, records: list[Any]) -> None:
+        """The recordings of these rollouts will not be asked for again."""
+        self._recordings.done(records)
+
+    async def offer(self, version: int) -> bool:
+        """Give the trainer the batch of `version`, if it does not have it and there are enough groups; whether something was dropped."""
+        if self.offered == version:
+            return False
+        path = library.batch_path(self._run, version)
+        if not path.exists():
+            formed, dropped = await self._form(version)
+            if not formed:
+                return dropped
+        import ray
+
+        from forge_ray.trajectories import batch, schema
+
+        table, stats = await asyncio.to_thread(schema.read_batch, path)
+        refs = [ray.put(part) for part in batch.split(table, self._config.train.workers)]
+        await self._exchange.put_step.remote(version, refs, stats)
+        self.offered = version
+        return False
+
+    async def _form(self, version: int) -> tuple[bool, bool]:
+        """Whether the batch is there now, and whether groups were dropped."""
+        from forge_ray.report.statistics import mean_ci
+        from forge_ray.trajectories import batch, schema
+
+        train, scheduler = self._config.train, self._flow.scheduler
+        taken = self._flow.take(
+            version,
+            [group for group in scheduler.ready() if group.index in self._built],
+            lambda group: batch.group_staleness(self._built[group.index], version, train),
+        )
+        self._release(taken.stale)
+        if taken.held and self._held_since is None:
+            self._held_since = time.monotonic()
+        if not taken.batch:
+            return False, bool(taken.stale)
+        held_s = 0.0 if self._held_since is None else time.monotonic() - self._held_since
+        self._held_since = None
+        built = await asyncio.to_thread(batch.build_step, [self._built[g.index] for g in taken.batch], train, version=version)
+        rewards = [reward for group in taken.batch for record in group.records if (reward := batch.reward_of(record)) is not None]
+        stats = {
+            **built.stats,
+            "reward_ci": mean_ci(rewards)[1],
+            "pass_rate": sum(reward >= 1 for reward in rewards) / len(rewards) if rewards else None,
+            "stale_groups": scheduler.stale_groups,
+            "empty_groups": scheduler.empty_groups,
+            "held_s": held_s,
+            "outcomes": dict(self._flow.outcomes),
+            "taken": [group.index for group in taken.batch],  # a group without a token to train has no row in the table
+        }
+        await asyncio.to_thread(schema.write_batch, library.batch_path(self._run, version), built.table, stats)
+        self._flow.used(taken.batch)
+        self._release(taken.batch)
+        return True, bool(taken.stale)
+
+    def _release(self, groups: list[Group]) -> None:
+        """Let go of the recordings of groups that are used or dropped."""
+        for group in groups:
+            del self._built[group.index]
+            self._recordings.done([*group.accepted.values(), *group.dropped.values()])

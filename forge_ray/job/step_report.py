@@ -1,0 +1,66 @@
+"""The line of metrics of a step: what the batch says, what the trainer measured, and what only the driver sees."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from forge_ray.job import library
+from forge_ray.report import signal
+from forge_ray.report.metrics import StepMetrics, read_metrics
+from forge_ray.run_dir import RunDir
+from forge_ray.trajectories import continuity
+
+if TYPE_CHECKING:
+    from forge_ray.report.metrics import MetricsWriter
+    from forge_ray.report.progress import Progress
+
+
+class StepReport:
+    """Writes and shows the steps of a run."""
+
+    def __init__(self, run: RunDir, epochs: int, metrics: MetricsWriter, progress: Progress) -> None:
+        self._run, self._epochs, self._metrics, self._progress = run, epochs, metrics, progress
+
+    def step(self, event: dict[str, Any], trained: dict[str, Any], driven: dict[str, Any]) -> None:
+        """A trained step, of the trainer's `weights` event; `driven`: the driver's own fields of `StepMetrics`."""
+        if warned := continuity.warning(event["stats"]):
+            self._progress.warn(f"step {event['step']}: {warned}")
+        self._write(self._row(event["step"], event["version"], event["stats"], trained).model_copy(update=driven))
+
+    def restored(self, step: int, checkpoint: dict[str, Any]) -> None:
+        """The step of the checkpoint that a stopped run goes on from, if its driver died before it had written it down."""
+        from forge_ray.trajectories import schema
+
+        if all(row.step != step for row in read_metrics(self._run.metrics)):
+            stats = schema.read_stats(library.batch_path(self._run, step - 1))
+            self._write(self._row(step, f"{checkpoint['incarnation']}.{step}", stats, checkpoint["metrics"]))
+
+    def _write(self, row: StepMetrics) -> None:
+        self._metrics.append(row)
+        self._progress.step(row)
+        if warned := signal.warning(row):
+            self._progress.warn(f"step {row.step}: {warned}")
+
+    def _row(self, step: int, version: str, stats: dict[str, Any], trained: dict[str, Any]) -> StepMetrics:
+        tokens = int(stats["tokens_trained"])
+        return StepMetrics(
+            step=step,
+            version=version,
+            reward_mean=stats.get("reward_mean"),
+            reward_ci=stats["reward_ci"],
+            pass_rate=stats["pass_rate"],
+            outcomes=stats["outcomes"],
+            groups=int(stats["groups"]),
+            degenerate_groups=int(stats["groups_degenerate"]),
+            staleness_mean=stats["staleness_mean"],
+            staleness_max=int(stats["staleness_max"]),
+            tokens=tokens,
+            train_tokens_per_s=tokens * self._epochs / max(trained["train_s"], 1e-6),
+            samples_per_rollout=stats.get("samples_per_rollout"),
+            **trained,
+            **{
+                name: stats.get(name)
+                for name in ("calls_exact", "calls_spliced", "calls_forked", "fork_reason", "held_s", "staleness_tokens")
+            },
+            **{name: stats[name] for name in ("stale_groups", "empty_groups", "rollouts_untrained")},
+        )

@@ -3,11 +3,17 @@
 A `ProxyClient` is two strings and a number, so it can be sent anywhere. Every operation is a broadcast to all replicas and idempotent. A
 replica that is just being replaced makes a broadcast reach too few; operations then wait for its successor, which has its state from the
 call log and its weights from the run directory.
+
+Whom a broadcast reaches is what the controller told Serve's handle last. A handle is told nothing any more once an update came while its
+event loop stood still or while the controller was away, and would ask a replica that is long gone for ever. So the handle runs in a
+loop that never stops, in a thread of Serve's, and one that reaches too few replicas for `RENEW_S` makes way for a new one.
 """
 
 from __future__ import annotations
 
 import asyncio
+import contextlib
+import threading
 import time
 from dataclasses import dataclass, field
 from typing import Any
@@ -18,6 +24,11 @@ from forge_ray.errors import ForgeRayError
 from forge_ray.serve_proxy.kinds import rank
 
 DEPLOYMENT = "policy"
+RENEW_S = 10.0
+"""Seconds for which a handle may reach too few replicas. Longer than Serve takes to notice that a replica was killed and to say so: two
+of its health checks (`deployment.start`)."""
+ATTEMPT_S = 60.0
+"""Seconds after which all are asked again: a replica whose machine went away never refuses, it is silent."""
 
 
 class ProxyUnavailable(ForgeRayError):
@@ -92,7 +103,9 @@ class ProxyClient:
     """`http://host:port`, where harnesses reach the proxy."""
     replicas: int
     _handle: Any = field(default=None, init=False, repr=False, compare=False)
-    _loop: Any = field(default=None, init=False, repr=False, compare=False)
+    _made: float = field(default=0.0, init=False, repr=False, compare=False)
+    """When the handle was made, on the monotonic clock."""
+    _making: Any = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
         return {"app": self.app, "base_url": self.base_url, "replicas": self.replicas}
@@ -131,38 +144,64 @@ class ProxyClient:
     async def _all(self, method: str, *arguments: Any, timeout_s: float) -> list[dict[str, Any]]:
         """The answers of all replicas, each from a different one. Waits for replicas that are missing."""
         deadline = time.monotonic() + timeout_s
-        problem = "no replica answered"
+        failing_since, problem = time.monotonic(), "no replica answered"
         while (left := deadline - time.monotonic()) > 0:
             try:
-                answers = await asyncio.wait_for(self._broadcast(method, *arguments), left)
+                results = await asyncio.wait_for(self._broadcast(method, *arguments), min(left, ATTEMPT_S))
+            except TimeoutError:
+                results, problem = [], f"not all of {self.replicas} replicas answered"
+            else:
+                answers = [result for result in results if not isinstance(result, BaseException)]
                 if len({answer["replica"] for answer in answers}) >= self.replicas:
                     return answers
                 problem = f"{len(answers)} of {self.replicas} replicas answered"
-            except TimeoutError:
-                problem = f"not all of {self.replicas} replicas answered"
-                break
-            except Exception as error:
-                if not _transient(error):
-                    raise
-                problem = " ".join(str(error).split())[:300] or repr(error)
-            await asyncio.sleep(0.3)
+            for error in results:
+                if isinstance(error, BaseException):
+                    if not _transient(error):
+                        raise error
+                    problem += f" ({' '.join(str(error).split())[:300] or repr(error)})"
+            if time.monotonic() - max(failing_since, self._made) > RENEW_S:
+                await self._drop_handle()
+            await asyncio.sleep(min(0.3, max(0.0, deadline - time.monotonic())))
         raise ProxyUnavailable(f"{method}: {problem} within {timeout_s:.0f} s")
 
-    async def _broadcast(self, method: str, *arguments: Any) -> list[dict[str, Any]]:
+    async def _broadcast(self, method: str, *arguments: Any) -> list[Any]:
+        """The answer or the error of each replica that the handle knows; one error where it reaches none."""
+        try:
+            handle = self._handle or await asyncio.to_thread(self._make_handle)
+            return await handle.broadcast(method, *arguments).results_async(return_exceptions=True)
+        except Exception as error:
+            return [error]
+
+    def _make_handle(self) -> Any:
+        """A handle that shares nothing with earlier ones of this process. Raises `KeyError` when there is no such app."""
         from ray import serve
+        from ray.serve.handle import DeploymentHandle
 
-        loop = asyncio.get_running_loop()
-        if self._handle is None or self._loop is not loop:
-            # Blocking, but what the handle itself starts must belong to this loop: it is made at the first broadcast.
-            self._handle, self._loop = await asyncio.to_thread(serve.get_deployment_handle, DEPLOYMENT, self.app), loop
-        return await self._handle.broadcast(method, *arguments).results_async()
+        with self._making:
+            if self._handle is None:
+                serve.get_deployment_handle(DEPLOYMENT, self.app)
+                handle: Any = DeploymentHandle(DEPLOYMENT, self.app)
+                handle._init(_run_router_in_separate_loop=True)  # whatever Serve's environment says
+                self._handle, self._made = handle, time.monotonic()
+            return self._handle
+
+    async def _drop_handle(self) -> None:
+        handle, self._handle = self._handle, None
+        if handle is not None:
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(handle.shutdown_async(), 5)
 
 
-def _transient(error: Exception) -> bool:
+def _transient(error: BaseException) -> bool:
     """Whether a replica was lost or is not there yet, so that asking again can help."""
+    import grpc
     from ray.exceptions import RayActorError, RayTaskError
     from ray.serve.exceptions import DeploymentUnavailableError, RayServeException
 
     if isinstance(error, RayTaskError):
         return False
+    if isinstance(error, grpc.RpcError):  # the replica's server was shutting down
+        code = getattr(error, "code", lambda: None)()
+        return code in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
     return isinstance(error, RayActorError | DeploymentUnavailableError | RayServeException | ConnectionError)

@@ -1,10 +1,10 @@
 """The Ray Serve deployment "policy": a replica is vLLM's API server app over a recording engine, behind the edge, in one process.
 
-`start` deploys it and returns when every replica is healthy; `stop` removes it. A replica is healthy once it serves the weights that the
-run directory calls current, under their version label; what the call log knows of a session it learns when it meets that session
-(`recovery`), so a replica that replaces a killed one continues where that stopped. It is unhealthy, and gets replaced, when its engine is
-dead, when a weight update failed half-way or when its log cannot be written. Control methods are broadcast by `client.ProxyClient` and
-answer with the replica's id.
+`start` deploys it and returns when every replica is healthy and requests reach it; `stop` removes it. A replica is healthy once it serves
+the weights that the run directory calls current, under their version label; what the call log knows of a session it learns when it meets
+that session (`recovery`), so a replica that replaces a killed one continues where that stopped. It is unhealthy, and gets replaced, when
+its engine is dead, when a weight update failed half-way or when its log cannot be written. Control methods are broadcast by
+`client.ProxyClient` and answer with the replica's id.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ from forge_ray import ray_env
 from forge_ray.config import Config, Limits
 from forge_ray.errors import ForgeRayError, UserError
 from forge_ray.run_dir import RunDir, secret
+from forge_ray.serve_proxy import front_door
 from forge_ray.serve_proxy.client import DEPLOYMENT, ProxyClient
+from forge_ray.serve_proxy.sessions import Sessions
 from forge_ray.serve_proxy.upstream_routes import Keys
 
 MARK = "FORGE-RAY-USER-ERROR:"
@@ -63,7 +65,6 @@ class Policy:
         from forge_ray.serve_proxy.recording import Recorder
         from forge_ray.serve_proxy.recovery import Recovery
         from forge_ray.serve_proxy.session_index import SessionIndex
-        from forge_ray.serve_proxy.sessions import Sessions
         from forge_ray.serve_proxy.upstream_routes import Targets
         from forge_ray.trajectories.call_log import CallLogWriter
 
@@ -203,7 +204,7 @@ class Policy:
 
 
 def start(config: Config, run: RunDir, model_dir: str, incarnation: int) -> ProxyClient:
-    """Deploy the proxy of a run and wait until all its replicas are healthy. Ray must be connected.
+    """Deploy the proxy of a run and wait until all its replicas are healthy and Serve's door leads to each. Ray must be connected.
 
     Raises `UserError` for a port in use, a missing model or an argument that vLLM refuses, `ReplicaFailed` for anything else.
     """
@@ -252,7 +253,9 @@ def start(config: Config, run: RunDir, model_dir: str, incarnation: int) -> Prox
             raise UserError(found.group(1).strip()) from None
         raise ReplicaFailed(f"the policy's replica did not start: {reason.strip()[-1500:]}") from error
     host = "127.0.0.1" if proxy.host in ("0.0.0.0", "::", "") else proxy.host
-    return ProxyClient(app=app, base_url=f"http://{host}:{proxy.port}", replicas=proxy.replicas)
+    client = ProxyClient(app=app, base_url=f"http://{host}:{proxy.port}", replicas=proxy.replicas)
+    front_door.wait(client, Sessions(secret(run)))
+    return client
 
 
 def stop(app_name: str) -> None:

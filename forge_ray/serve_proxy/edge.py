@@ -140,6 +140,7 @@ class Edge:
         google = dialect.name == "gemini"
         probe = probes.answer(scope["method"], path, served_name=self._settings.served_name, window=self._settings.window, google=google)
         if probe is not None:
+            probe.headers[probes.REPLICA] = self._index.replica
             await probe(scope, receive, send)
             return
         refusal = await self._meet(caller) or self._admit(caller, scope["method"])

@@ -9,6 +9,8 @@ from starlette.types import Receive, Scope, Send
 
 from forge_ray.serve_proxy.dialects.gemini import model_card
 
+REPLICA = "x-forge-ray-replica"
+"""Header of a probe's answer: the id of the replica that gave it."""
 _LISTS = ("/models", "/v1/models", "/api/v1/models")
 
 

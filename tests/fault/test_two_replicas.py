@@ -58,6 +58,11 @@ def first(session: str) -> Messages:
     return [{"role": "user", "content": f"the task of {session}"}]
 
 
+def replicas(serving: Serving) -> set[str]:
+    """Those that ever came up: each opens a log of its own."""
+    return {file.name.partition(".")[0] for file in serving.run.calls.iterdir()}
+
+
 async def told(serving: Serving, session: str) -> list[Any]:
     """The session's calls, once it is known of every ended one whether it arrived (that is written after the last byte)."""
     while any(call.delivered is None and call.status != "open" for call in serving.calls(session)):
@@ -162,6 +167,7 @@ async def test_a_session_survives_its_replica(two: Serving) -> None:
     await turn(two, closed, first(closed))
     two.do("close", closed)
     home = next(status for status in two.do("status"))
+    known = replicas(two)
     session, messages = await placed(two, home["replica"], "survivor")
     messages = [*messages[:-1], {"role": "user", "content": "go on slowly"}]
     cut = asyncio.create_task(two.chat(session, messages))
@@ -175,6 +181,11 @@ async def test_a_session_survives_its_replica(two: Serving) -> None:
         messages = await turn(two, session, messages)
     calls = await chained(two, session)
     assert len(calls) == 4 and calls[0].replica == home["replica"] != calls[1].replica
+    # Nothing asks the control plane until the successor is there: it hears of it all the same.
+    end = time.monotonic() + 300
+    while replicas(two) == known:
+        assert time.monotonic() < end, "no successor came up"
+        await asyncio.sleep(0.2)
     (lost,) = [call for call in two.calls(session) if call.status == "open"]
     assert (lost.parent, lost.prompt_ids) == (calls[0].id, calls[1].prompt_ids) and lost.superseded_by == calls[1].id
     summary = two.do("close", session)

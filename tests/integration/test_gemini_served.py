@@ -6,11 +6,14 @@ import json
 from typing import Any
 
 import httpx
+import pytest
 
 from tests.integration.conftest import LONG_TEXT, Served
 
+pytestmark = pytest.mark.asyncio(loop_scope="session")
 
-def test_streamed_and_not_with_real_usage(served: Served, http: httpx.Client) -> None:
+
+async def test_streamed_and_not_with_real_usage(served: Served, http: httpx.Client) -> None:
     session, base = served.session("gemini")
     body: dict[str, Any] = {
         "contents": [{"role": "user", "parts": [{"text": LONG_TEXT}]}],
@@ -22,6 +25,7 @@ def test_streamed_and_not_with_real_usage(served: Served, http: httpx.Client) ->
         assert answer.status_code == 200, answer.text
         chunks = [json.loads(line[6:]) for line in answer.text.splitlines() if line.startswith("data: ")] or [answer.json()]
         usages.append(chunks[-1]["usageMetadata"])
+    await served.client.close_session(session)  # waits for what is written once a reply is over
     one, two = served.calls(session)
     for call, usage in zip((one, two), usages, strict=True):
         assert (call.dialect, call.status, call.reply) in (("gemini", "length", "length"), ("gemini", "finished", "answer"))

@@ -1,0 +1,106 @@
+"""The control plane's patience: whom it waits for, when it asks anew, what it gives up at."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from forge_ray.serve_proxy import client as module
+from forge_ray.serve_proxy.client import ProxyClient, ProxyUnavailable
+
+Answer = dict[str, Any] | Exception
+
+
+class Handle:
+    """In the place of Serve's: `answers` gives what each replica says to a broadcast, or nothing at all for a while."""
+
+    def __init__(self, answers: Callable[[], list[Answer] | float]) -> None:
+        self._answers, self.asked, self.closed = answers, 0, False
+
+    def broadcast(self, method: str, *arguments: Any) -> Handle:
+        self.asked += 1
+        return self
+
+    async def results_async(self, *, return_exceptions: bool) -> list[Answer]:
+        assert return_exceptions
+        answers = self._answers()
+        if not isinstance(answers, list):
+            await asyncio.sleep(answers)
+            return []
+        return answers
+
+    async def shutdown_async(self) -> None:
+        self.closed = True
+
+
+class Client(ProxyClient):
+    """Takes its handles from a list, the last one again and again."""
+
+    def give(self, *handles: Handle) -> None:
+        self.left = list(handles)
+
+    def _make_handle(self) -> Any:
+        self._handle = self.left.pop(0) if len(self.left) > 1 else self.left[0]
+        return self._handle
+
+
+@pytest.fixture
+def client(monkeypatch: pytest.MonkeyPatch) -> Client:
+    monkeypatch.setattr(module, "RENEW_S", 0.1)
+    monkeypatch.setattr(module, "ATTEMPT_S", 0.2)
+    return Client("app", "http://127.0.0.1:1", 2)
+
+
+def lost() -> Exception:
+    from ray.exceptions import ActorUnavailableError
+
+    return ActorUnavailableError("Actor is unavailable.", b"a" * 16)
+
+
+ONE, TWO = {"replica": "one"}, {"replica": "two"}
+
+
+async def test_a_dead_one_beside_enough_is_no_reason_to_wait(client: Client) -> None:
+    handle = Handle(lambda: [lost(), ONE, TWO])
+    client.give(handle)
+    assert await client.status(timeout_s=60) == [ONE, TWO] and handle.asked == 1
+
+
+async def test_a_handle_that_is_told_nothing_any_more_is_replaced(client: Client) -> None:
+    deaf, good = Handle(lambda: [lost(), ONE]), Handle(lambda: [ONE, TWO])
+    client.give(deaf, good)
+    assert await client.status(timeout_s=60) == [ONE, TWO]
+    assert deaf.asked and deaf.closed and good.asked == 1 and not good.closed
+
+
+async def test_a_successor_is_waited_for(client: Client) -> None:
+    answers: list[list[Answer] | float] = [[lost(), ONE], [ONE], [ONE, ONE], [ONE, TWO]]
+    handle = Handle(lambda: answers.pop(0))
+    client.give(handle)
+    assert await client.status(timeout_s=60) == [ONE, TWO] and handle.asked == 4
+
+
+async def test_silence_is_no_answer(client: Client) -> None:
+    answers: list[list[Answer] | float] = [3600.0, [ONE, TWO]]
+    client.give(Handle(lambda: answers.pop(0)))
+    assert await client.status(timeout_s=60) == [ONE, TWO]
+
+
+async def test_what_asking_again_cannot_help_is_raised_at_once(client: Client) -> None:
+    handle = Handle(lambda: [ONE, ValueError("misses a tensor")])
+    client.give(handle)
+    with pytest.raises(ValueError, match="misses a tensor"):
+        await client.update_weights(None, "1.1", timeout_s=60)
+    assert handle.asked == 1
+
+
+@pytest.mark.parametrize(
+    ("answers", "message"), [([ONE, lost()], r"1 of 2 replicas answered \(.*unavailable"), (3600.0, "not all of 2 replicas answered")]
+)
+async def test_it_gives_up_with_a_reason(client: Client, answers: list[Answer] | float, message: str) -> None:
+    client.give(Handle(lambda: answers))
+    with pytest.raises(ProxyUnavailable, match=f"status: {message}.* within 0 s"):
+        await client.status(timeout_s=0.4)

@@ -69,7 +69,13 @@ class RolloutRecord(BaseModel):
     reward: float | None = None
     """Terminal reward r_T; None unless the outcome is ok or truncated."""
     rewards: dict[str, float] = Field(default_factory=dict)
-    """Every named number of the verifier's reward file."""
+    """Every named number of the verifier and of the reward function."""
+    call_rewards: dict[str, float] = Field(default_factory=dict)
+    """Rewards of single calls, where the reward function gives such: call id, or place among the calls (`0` the first, `-1` the last)."""
+    reward_digest: str | None = None
+    """sha256, hex, of the reward function's sources; None: no function was asked."""
+    ended: Outcome | None = None
+    """How the harness had ended before verification, where it was verified: a rollout whose verdict failed can be rescored."""
     exit_code: int | None = None
     """The harness's exit code: a hint only."""
     task_digest: str | None = None

@@ -25,6 +25,9 @@ from forge_ray.config import Harness as HarnessConfig
 from forge_ray.errors import ForgeRayError, UserError
 from forge_ray.harnesses.harness import Harness, Launch, get
 from forge_ray.outcome import RATED, Outcome
+from forge_ray.rewards.call import Question, Scored, score
+from forge_ray.rewards.combine import combine
+from forge_ray.rewards.plan import function_of
 from forge_ray.rollout import RolloutRecord, RolloutRequest
 from forge_ray.run_dir import RunDir, write_atomic
 from forge_ray.sandboxes.sandbox import RunResult, Sandbox, SandboxBackend
@@ -92,6 +95,8 @@ class _Attempt:
         self.summary: SessionSummary | None = None
         self.digest: str | None = None
         self.rewards: Rewards | None = None
+        self.scored: Scored | None = None
+        self.ended: Outcome | None = None
 
     async def run(self) -> RolloutRecord:
         started, begin = time.time(), time.monotonic()
@@ -114,6 +119,9 @@ class _Attempt:
             detail=" ".join(detail.split()),
             reward=self.rewards.reward if rated and self.rewards else None,
             rewards=self.rewards.rewards if rated and self.rewards else {},
+            call_rewards=self.scored.calls if rated and self.scored else {},
+            reward_digest=self.scored.digest if self.scored else None,
+            ended=self.ended,
             exit_code=self.result.exit_code if self.result else None,
             workspace_digest=self.digest,
             calls=self.summary.calls if self.summary else 0,
@@ -172,6 +180,7 @@ class _Attempt:
             return outcome, detail
         async with self._step(Outcome.SANDBOX, "archive", ARCHIVE_S):
             self.digest = await sandbox.archive(self.bench.run.rollouts / "archive")
+        self.ended = outcome
         return await self._verify(task, sandbox, outcome, detail)
 
     async def _run_harness(self, harness: Harness, sandbox: Sandbox, launch: Launch, deadline: Deadline) -> RunResult:
@@ -194,10 +203,28 @@ class _Attempt:
         problem = None
         async with self._step(Outcome.VERIFIER, "verify"):
             try:
-                self.rewards = await sandbox.verify(timeout_s=limit)
+                verdict = await sandbox.verify(timeout_s=limit) if task.has_test else None
+                self.scored = await self._score(task, outcome, verdict, limit)
+                self.rewards = combine(
+                    verdict.rewards if verdict else None,
+                    self.scored.rewards if self.scored else None,
+                    self.bench.config.rollouts.reward_weights,
+                )
             except VerifierError as error:
                 problem = str(error)
         return verified(outcome, detail, problem)
+
+    async def _score(self, task: Task, outcome: Outcome, verdict: Rewards | None, limit: float) -> Scored | None:
+        """What the reward function says, where there is one. It reads the calls in a process of its own: no token comes by here."""
+        config, run = self.bench.config, self.bench.run
+        if (function := function_of(task, config.rollouts)) is None:
+            return None
+        question = Question(
+            str(function), str(run.root), self.id, str(run.rollouts / "archive" / f"{self.digest}.tar.gz"), task.name, str(task.directory),
+            self.request.harness, str(outcome), verdict.rewards if verdict else {},
+        )  # fmt: skip
+        log, size = self.logs / "reward.log", config.sandbox.log_bytes
+        return await score(function, question, timeout_s=limit, log=log, log_bytes=size, within=config.sandbox.directory)
 
     @property
     def _configured(self) -> HarnessConfig | None:

@@ -14,11 +14,14 @@ import socket
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from forge_ray.cli.common import config_of
 from forge_ray.config import Config, Source
 from forge_ray.errors import UserError
+
+if TYPE_CHECKING:
+    from forge_ray.tasks.task import Task
 
 
 @dataclass(frozen=True)
@@ -216,8 +219,25 @@ def _tasks(field: str, path: Path, config: Config) -> Finding:
             False,
             fix="change the task or the sandbox backend",
         )
+    if (refused := _rewards(tasks, config)) is not None:
+        return refused
     notes = sorted({note for task in tasks for note in task.notes})
     return Finding(field, f"{len(tasks)} task{'s' * (len(tasks) != 1)}{f' ({notes[0]})' if notes else ''}")
+
+
+def _rewards(tasks: list[Task], config: Config) -> Finding | None:
+    """What is wrong with the reward functions of these tasks."""
+    from forge_ray.job.sources import missing_function
+    from forge_ray.rewards.plan import function_of, refuse
+
+    try:
+        refuse(tasks, config.rollouts)
+    except UserError as error:
+        return Finding(error.where or "rollouts.reward", error.problem, False, fix=error.fix or "correct it")
+    for reference in {function for task in tasks if (function := function_of(task, config.rollouts)) is not None}:
+        if reference.file is not None and (problem := missing_function(reference.file, reference.function)) is not None:
+            return Finding("rollouts.reward", problem, False, fix="correct the name or the file")
+    return None
 
 
 def _harnesses(config: Config) -> Iterator[Finding]:

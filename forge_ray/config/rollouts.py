@@ -6,8 +6,11 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field, model_validator
 
-from forge_ray.config.values import Count, Positive, Section, Source
+from forge_ray.config.values import Count, Number, Positive, Section, Source
 from forge_ray.outcome import RATED, Outcome, Treatment
+
+
+Weight = Annotated[Number, Field(ge=-1e6, le=1e6)]
 
 
 class Harness(Section):
@@ -65,6 +68,11 @@ class Rollouts(Section):
     """Wall-clock limit of the harness; a task's smaller `agent.timeout_sec` wins."""
     verifier_timeout_s: Positive = 60
     """Wall-clock limit of the verifier where the task sets none."""
+    reward: str | None = None
+    """A Python function that rates every rollout, `package.module:function` or `file.py:function`, relative to the config file: see
+    [rewards.md](rewards.md). A task's own `[verifier] reward` wins."""
+    reward_weights: dict[str, Weight] = {}
+    """Name of a reward → its weight: the terminal reward is the weighted sum. Nothing: the reward called `reward`, or the only one."""
     retries: Annotated[int, Field(ge=0)] = 2
     """New attempts for an outcome whose treatment is `retry`."""
     preset: Literal["default", "paper"] = "default"
@@ -74,6 +82,8 @@ class Rollouts(Section):
 
     @model_validator(mode="after")
     def _sensible(self) -> Rollouts:
+        if self.reward_weights and not any(self.reward_weights.values()):
+            raise ValueError("reward_weights: every weight is 0, so that every reward would be")
         for outcome, treatment in self.on_outcome.items():
             if treatment is Treatment.TRAIN and outcome not in RATED:
                 raise ValueError(f"on_outcome.{outcome} = train: a rollout that ended so has no reward to train on")

@@ -79,6 +79,8 @@ class Verifier(Network):
 
     timeout_sec: Seconds | None = None
     """Wall-clock limit of test.sh, seconds; None = the run's."""
+    reward: str | None = None
+    """A reward function, `package.module:function` or `file.py:function` in the task's directory. Harbor ignores it."""
     env: dict[str, str] = {}
     user: User | None = None
     environment_mode: Literal["shared", "separate"] | None = None

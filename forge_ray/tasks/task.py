@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Literal
 
 from forge_ray.errors import UserError
+from forge_ray.reference import parse
 from forge_ray.tasks.image import Image, parse_dockerfile
 from forge_ray.tasks.spec import TaskToml, read_regular, read_spec
 
@@ -54,6 +55,11 @@ class Task:
     @property
     def tests(self) -> Path:
         return self.directory / "tests"
+
+    @property
+    def has_test(self) -> bool:
+        """Whether there is a tests/test.sh: a task with a reward function needs none."""
+        return (self.tests / "test.sh").is_file()
 
     @property
     def solution(self) -> Path | None:
@@ -110,6 +116,8 @@ class Task:
             ("instruction.md", (self.workdir,)),
             ("tests/test.sh", (TESTS_DIR, VERIFIER_DIR, self.workdir)),
         ):
+            if name == "tests/test.sh" and not self.has_test:
+                continue
             text = _DEFAULTED.sub("", (self.directory / name).read_text(errors="replace"))
             for path in paths:
                 if re.search(rf"(?<![\w./$}}-]){re.escape(path)}(?![\w-])", text):
@@ -169,8 +177,10 @@ def _load(root: Path, given: str) -> Task:
     file = root / "task.toml"
     spec, notes = read_spec(file)
     instruction = _instruction(root / "instruction.md")
-    if not spec.steps and not (root / "tests" / "test.sh").is_file():
-        raise UserError("is missing", where=str(root / "tests" / "test.sh"), fix="a task needs a verifier")
+    if spec.verifier.reward is not None:
+        parse(spec.verifier.reward, root, f"{file}: verifier.reward")
+    elif not spec.steps and not (root / "tests" / "test.sh").is_file():
+        raise UserError("is missing", where=str(root / "tests" / "test.sh"), fix="a task needs a verifier, or a reward function")
     _check_links(root)
     image = _image(root, spec)
     if (problem := _unusable_path(image.workdir)) is not None:

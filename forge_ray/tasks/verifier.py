@@ -69,8 +69,8 @@ class RewardAmbiguous(VerifierError):
 class Rewards:
     """A verdict."""
 
-    reward: float
-    """The terminal reward r_T: the number named `reward`, or the only one."""
+    reward: float | None
+    """The terminal reward r_T: the number named `reward`, or the only one. None: several, and which of them is trained is not said here."""
     rewards: dict[str, float] = field(default_factory=dict)
     """Every named number."""
 
@@ -147,7 +147,7 @@ def _from_json(content: bytes) -> Rewards:
         return Rewards(rewards["reward"], rewards)
     if len(rewards) == 1:
         return Rewards(next(iter(rewards.values())), rewards)
-    raise RewardAmbiguous(f"reward.json names {', '.join(map(repr, rewards))}, and none is 'reward'")
+    return Rewards(None, rewards)
 
 
 def _finite(file: str, key: str, value: float) -> float:

@@ -1,0 +1,12 @@
+"""Rewards: what a Python function of the user's says of a rollout, beside the verifier, and how named numbers become the trained one.
+
+rollout.py      what a reward function is given
+plan.py         which function a task's rollouts are given to, and what cannot work
+call.py         calls it in a process of its own, with a deadline; used by the pools and by `rollouts rescore`
+program.py      that process: it alone of this package reads recordings, so that whoever waits for it meets no token
+combine.py      named numbers → the terminal reward
+"""
+
+from forge_ray.rewards.rollout import Call, Rollout
+
+__all__ = ["Call", "Rollout"]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import json
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -38,6 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         print("held-out pass@1: no rollout ended with a reward")
         return 1
     tree: dict[str, Any] = {"checkpoint": str(model or "initial"), "run": str(directory.root), **summary.tree()}
+    tree["passed"] = outcomes_by_task(records)
     if arguments.against:
         if against is None:
             against, _, _ = _evaluate(config, other, samples)
@@ -46,7 +46,7 @@ def run(arguments: argparse.Namespace) -> int:
         tree["against"] = {"what": arguments.against, **asdict(compared)} if compared else None
     write_json(directory.root / "evaluation.json", tree)
     if arguments.json:
-        Path(arguments.json).write_text(json.dumps(tree, indent=2) + "\n")
+        write_json(Path(arguments.json), tree)
     return 0
 
 

@@ -20,6 +20,8 @@ COMMANDS = {
     "train": "train a policy: SFT where the config has it, then GRPO on rollouts of the real harness",
     "rollout": "run one rollout and print its trajectory call by call",
     "eval": "evaluate a checkpoint (or the initial policy) on the held-out tasks",
+    "ablate": "train with each value of a setting, over several seeds: one table of what it changes",
+    "transfer": "train in some harnesses, evaluate in others: the table train-harness × eval-harness",
     "serve": "serve the policy through the recording proxy alone, for any program that you point at it",
     "replay": "print a recorded session token by token: what was asked, what was answered, what is trained",
 }
@@ -33,7 +35,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"forge-ray {__version__}")
     commands = top.add_subparsers(dest="command", metavar="command", required=True)
     made = {name: commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".") for name, text in COMMANDS.items()}
-    for name in ("check", "rollout", "eval", "serve"):
+    for name in ("check", "rollout", "eval", "serve", "ablate", "transfer"):
         made[name].add_argument("config", help="a run.yaml, or the directory of a run")
     made["train"].add_argument("config", nargs="?", help="a run.yaml")
     made["train"].add_argument("--resume", metavar="RUN", help="continue the run in this directory (no config)")
@@ -46,6 +48,13 @@ def parser() -> argparse.ArgumentParser:
     made["eval"].add_argument("--k", type=int, default=None, metavar="K", help="rollouts per task (default: eval.samples)")
     made["eval"].add_argument("--against", metavar="X", help="compare with this checkpoint, or with the evaluation in this run directory")
     made["eval"].add_argument("--json", metavar="FILE", help="write all estimates there too")
+    made["ablate"].add_argument(
+        "--over", action="append", required=True, metavar="KEY=A,B", help="the setting and its values; may be repeated"
+    )
+    made["ablate"].add_argument("--seeds", type=int, default=3, metavar="N", help="seeds, from the config's on (default: 3)")
+    made["transfer"].add_argument("--train", metavar="A,B,A+B", help="harnesses to train in (default: each alone, and all together)")
+    made["transfer"].add_argument("--eval", metavar="A,B", help="harnesses to evaluate in (default: all of the config)")
+    made["transfer"].add_argument("--k", type=int, default=None, metavar="K", help="rollouts per task (default: eval.samples)")
     made["check"].add_argument("--quick", action="store_true", help="leave out the audit of the chat template, which loads vLLM")
     made["serve"].add_argument("--checkpoint", metavar="C", help="a checkpoint directory, or `latest` (default: the initial policy)")
     made["serve"].add_argument("--session", metavar="S", default="serve", help="name of the session that the key is for")
@@ -75,7 +84,23 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parsed
 
 
-OPTIONS = frozenset({"--task", "--harness", "--checkpoint", "--k", "--resume", "--session", "--run", "--against", "--json"})
+OPTIONS = frozenset(
+    {
+        "--task",
+        "--harness",
+        "--checkpoint",
+        "--k",
+        "--resume",
+        "--session",
+        "--run",
+        "--against",
+        "--json",
+        "--over",
+        "--seeds",
+        "--train",
+        "--eval",
+    }
+)
 
 
 def main(argv: Sequence[str] | None = None) -> int:

@@ -12,6 +12,8 @@ from forge_ray.config.lora import Lora
 from forge_ray.config.loss import Loss
 from forge_ray.config.optimizer import Optimizer, Sft
 from forge_ray.config.strategy import DeepSpeed
+from forge_ray.config.sync import Sync
+from forge_ray.config.tree import Tree
 from forge_ray.config.values import Count, NonNegative, Positive, Section
 
 
@@ -28,8 +30,17 @@ class Train(Section):
     """Largest allowed (version − version of the oldest trained token) when a batch is consumed."""
     on_stale: Literal["wait", "drop"] = "wait"
     """`wait`: a step waits for a slow group that would be too old for the next; `drop`: it does not, and what is too old is dropped."""
-    builder: Literal["chain", "per_call"] = "chain"
-    """`chain` merges calls that extend one another into one sample; `per_call` makes a sample of each call."""
+    sync: Sync = Sync()
+    """How new weights come into the replicas."""
+    builder: Literal["chain", "per_call", "tree"] = "chain"
+    """`chain` merges calls that extend one another into one sample; `per_call` makes a sample of each call; `tree` makes a trie, in which
+    every token that calls share is computed once. See [samples](samples.md)."""
+    tree: Tree = Tree()
+    """Of `builder: tree`."""
+    dynamic_sampling: bool = False
+    """DAPO: a group that says nothing (all its rewards are equal) is replaced by a further one, so that each group of a step teaches."""
+    max_resampled_groups: Annotated[int, Field(ge=0)] = 24
+    """Most groups that are replaced so for one step; after that the step takes what it gets."""
     credit: Credit = Credit()
     """What a rollout's reward is worth at each of its calls."""
     advantage: Advantage = Advantage()
@@ -56,6 +67,9 @@ class Train(Section):
     """torch threads of a worker; None = torch's default."""
     precision: Literal["float32", "bfloat16"] = "float32"
     """`bfloat16`: forward and backward under autocast; the weights stay float32. Raise `logprob_bound` with it."""
+    packing: bool = True
+    """Put sequences end to end, none of which sees another, rather than beside each other with padding. A model whose attention cannot be
+    cut so (windows, capped logits) is padded all the same."""
     gradient_checkpointing: bool = False
     """Forget the activations of each layer and compute them again in the backward pass: less memory, a third more time."""
     checkpoint_every: Count = 10

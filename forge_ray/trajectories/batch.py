@@ -9,9 +9,7 @@ Rows of a degenerate group stay in the table with weight 0, so that the file tel
 
 from __future__ import annotations
 
-import random
 import statistics
-from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
@@ -19,17 +17,20 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 
-from forge_ray.config import Train
+from forge_ray.config import Credit, Train
 from forge_ray.errors import ForgeRayError
 from forge_ray.outcome import RATED, Outcome
 from forge_ray.rollout import RolloutRecord, usable, usable_of
 from forge_ray.trajectories import credit
 from forge_ray.trajectories.advantage import group_advantages
-from forge_ray.trajectories.builders import BUILDERS
+from forge_ray.trajectories.builders import build, chain
 from forge_ray.trajectories.call import Call, version_step
 from forge_ray.trajectories.continuity import continuity
-from forge_ray.trajectories.sample import Sample
-from forge_ray.trajectories.schema import SCHEMA
+from forge_ray.trajectories.split import flat, partition, split, tokens
+from forge_ray.trajectories.trajectory import Share, Trajectory, of_calls
+from forge_ray.trajectories.tree_schema import is_tree
+
+__all__ = ["BatchError", "StepBatch", "build_step", "group_staleness", "oldest_step", "partition", "reward_of", "split", "staleness"]
 
 Group = Sequence[tuple[RolloutRecord, list[Call]]]
 COUNTS = (
@@ -53,7 +54,7 @@ class StepBatch:
     """What one step trains on."""
 
     table: pa.Table
-    """Rows of `schema.SCHEMA`, by group, rollout and sample in the order given."""
+    """Rows of `schema.SCHEMA`, by group, rollout and sample in the order given; of builder `tree`, rows of `TREE_SCHEMA`."""
     stats: dict[str, Any] = field(default_factory=dict)
     """Numbers for the metrics line, and one text.
 
@@ -62,61 +63,104 @@ class StepBatch:
     `tokens_trained` (those with weight). Means, absent where there is nothing to average: `reward_mean`, `reward_std` over valid
     rollouts, `reward/<name>` of each further number of the verifier over the rollouts that have it, `samples_per_rollout` over
     rollouts with samples. Of the valid rollouts, how their calls continue one another: see `continuity`. With a version: `staleness_max`,
-    `staleness_mean` of the tokens in the loss, in weight updates."""
+    `staleness_mean` of the tokens in the loss, in weight updates, and `staleness_tokens`, their number by staleness."""
 
 
 def build_step(groups: Sequence[Group], config: Train, *, version: int | None = None) -> StepBatch:
     """Group statistics, credit and samples of every group; see the module. `version`: weight updates so far, for the staleness numbers."""
     _check(groups, config)
-    rows: list[dict[str, Any]] = []
-    stats: dict[str, Any] = defaultdict(float)
-    stats.update(dict.fromkeys(COUNTS, 0))
-    named: dict[str, list[float]] = defaultdict(list)
-    valid: list[float] = []
-    lived: list[list[Call]] = []
-    built: set[str] = set()
-    ordered = [[(record, credit.by_completion(calls)) for record, calls in group] for group in groups]
-    numbers = [[trajectory_reward(record, calls, config) for record, calls in group] for group in ordered]
-    results = group_advantages(numbers, config.advantage.name)
-    for group, result in zip(ordered, results, strict=True):
-        stats["groups_degenerate"] += result.degenerate
-        for (record, calls), value, trained in zip(group, result.advantages, result.trained, strict=True):
-            stats["calls"] += len(calls)
-            reward = reward_of(record)
-            if reward is None:
+    stats: dict[str, Any] = dict.fromkeys(COUNTS, 0)
+    taken = [[_Taken.of(record, calls, config) for record, calls in group] for group in groups]
+    results = group_advantages([[one.number for one in group] for group in taken], config.advantage.name)
+    single = group_advantages([[reward for one in group for reward in one.rewarded.values()] for group in taken], config.advantage.name)
+    trajectories: list[Trajectory] = []
+    for group, result, own in zip(taken, results, single, strict=True):
+        bonus = iter(zip(own.advantages, own.trained, strict=True))
+        told = False
+        for one, value, trained in zip(group, result.advantages, result.trained, strict=True):
+            extra = {ordinal: advantage for ordinal, (advantage, speaks) in zip(one.rewarded, bonus, strict=False) if speaks}
+            one.share(value if trained else None, extra, config.credit)
+            told = told or trained or any(share.weight > 0 for share in one.trajectory.shares.values())
+            stats["calls"] += len(one.trajectory.calls)
+            if one.reward is None:
                 stats["rollouts_invalid"] += 1
-                continue
-            valid.append(reward)
-            lived.append(calls)
-            for name, number in record.rewards.items():
-                named[name].append(number)
-            credits = credit.assign(calls, config.credit, truncated=record.outcome == Outcome.TRUNCATED)
-            samples = BUILDERS[config.builder](calls, credits)
-            if not samples:
+            elif not one.trajectory.shares:
                 stats["rollouts_untrained"] += 1
-                continue
-            built.add(record.id)
-            new = _rows(record, reward, samples, credits, value if trained else None)
-            rows += new
-            if trained:
-                stats["rollouts_trained"] += 1
-                stats["calls_trained"] += len(credits)
-                stats["tokens"] += sum(len(sample) for sample in samples)
-                stats["tokens_trained"] += sum(sample.trained for sample in samples)
-    stats |= {"groups": len(groups), "rollouts": sum(len(group) for group in groups), "samples": len(rows)}
-    stats |= continuity(lived)
-    if built:
-        stats["samples_per_rollout"] = len(rows) / len(built)
-    if valid:
-        stats["reward_mean"] = statistics.fmean(valid)
-        stats["reward_std"] = statistics.pstdev(valid)
-    for name, numbers in sorted(named.items()):
-        if name != "reward" and (numbers := usable_of(numbers)):
-            stats[f"reward/{name}"] = statistics.fmean(numbers)
-    table = step_table(rows)
+            else:
+                trajectories.append(one.trajectory)
+                in_loss = [share for share in one.trajectory.shares.values() if share.weight > 0]
+                stats["rollouts_trained"] += bool(in_loss)
+                stats["calls_trained"] += len(in_loss)
+        stats["groups_degenerate"] += not told
+    table = build(config.builder, trajectories, span=config.tree.span)
+    everyone = [one for group in taken for one in group]
+    stats |= {"groups": len(groups), "rollouts": len(everyone), "samples": table.num_rows}
+    stats["tokens"], stats["tokens_trained"] = tokens(table)
+    stats |= continuity([calls for group in groups for record, calls in group if reward_of(record) is not None])
+    if trajectories:
+        # A trie has no samples; how often a history was left is told by the chains that it would be.
+        made = sum(len(chain.merged(one)) for one in trajectories) if is_tree(table) else table.num_rows
+        stats["samples_per_rollout"] = made / len(trajectories)
+    stats |= _reward_stats(everyone)
     if version is not None:
         stats["staleness_max"], stats["staleness_mean"] = staleness(table, version)
-    return StepBatch(table, dict(stats))
+        stats["staleness_tokens"] = staleness_tokens(table, version)
+    return StepBatch(table, stats)
+
+
+@dataclass
+class _Taken:
+    """One rollout on its way into the batch."""
+
+    record: RolloutRecord
+    trajectory: Trajectory
+    reward: float | None
+    """r_T; None: not rated, or not usable."""
+    number: float | None
+    """What enters group statistics."""
+    credits: dict[int, credit.CallCredit]
+    rewarded: dict[int, float]
+    """Own rewards of its trained calls, by ordinal."""
+    unknown: int
+    """Keys of its own rewards that name no call."""
+
+    @classmethod
+    def of(cls, record: RolloutRecord, calls: Sequence[Call], config: Train) -> _Taken:
+        reward = reward_of(record)
+        facts = {"group": record.group, "task": record.task_name, "harness": record.harness, "reward": reward}
+        trajectory = of_calls(record.id, credit.by_completion(calls), **facts)
+        if reward is None:
+            return cls(record, trajectory, None, None, {}, {}, 0)
+        cut = record.outcome == Outcome.TRUNCATED
+        number = credit.trajectory_reward(trajectory.calls, reward, config.credit, truncated=cut)
+        credits = credit.assign(trajectory.calls, config.credit, truncated=cut)
+        found, unknown = credit.by_ordinal(trajectory.calls, record.call_rewards, config.credit)
+        use = config.credit.call_rewards > 0
+        rewarded = {ordinal: found[ordinal] for ordinal in sorted(found) if use and ordinal in credits}
+        return cls(record, trajectory, reward, number, credits, rewarded, len(unknown))
+
+    def share(self, advantage: float | None, extra: Mapping[int, float], config: Credit) -> None:
+        """Give each call its share: gamma^(T-t) times the rollout's advantage, and that of its own reward; weight 0 where neither is."""
+        for ordinal, given in self.credits.items():
+            silent = advantage is None and ordinal not in extra
+            value = given.discount * (advantage or 0.0) + config.call_rewards * extra.get(ordinal, 0.0)
+            self.trajectory.shares[ordinal] = Share(0.0, 0.0) if silent else Share(value, given.weight)
+
+
+def _reward_stats(rollouts: Sequence[_Taken]) -> dict[str, float]:
+    valid = [one for one in rollouts if one.reward is not None]
+    stats: dict[str, float] = {}
+    if valid:
+        stats["reward_mean"] = statistics.fmean(one.reward for one in valid if one.reward is not None)
+        stats["reward_std"] = statistics.pstdev(one.reward for one in valid if one.reward is not None)
+    for name in sorted({name for one in valid for name in one.record.rewards} - {"reward"}):
+        if numbers := usable_of(one.record.rewards.get(name) for one in valid):
+            stats[f"reward/{name}"] = statistics.fmean(numbers)
+    if own := usable_of(reward for one in valid for reward in one.rewarded.values()):
+        stats["call_reward_mean"] = statistics.fmean(own)
+    if unknown := sum(one.unknown for one in valid):
+        stats["call_rewards_unknown"] = unknown
+    return stats
 
 
 def reward_of(record: RolloutRecord) -> float | None:
@@ -124,20 +168,6 @@ def reward_of(record: RolloutRecord) -> float | None:
     if record.outcome not in RATED or not usable(record.reward):
         return None
     return record.reward
-
-
-def trajectory_reward(record: RolloutRecord, calls: Sequence[Call], config: Train) -> float | None:
-    """The number of a rollout that enters group statistics, `calls` by completion; None where it has no usable reward."""
-    reward = reward_of(record)
-    if reward is None:
-        return None
-    return credit.trajectory_reward(calls, reward, config.credit, truncated=record.outcome == Outcome.TRUNCATED)
-
-
-def step_table(rows: Sequence[Mapping[str, Any]]) -> pa.Table:
-    """Rows (column name → value) as a table of `SCHEMA`; no row gives an empty table of the same schema."""
-    columns = {name: [row[name] for row in rows] for name in SCHEMA.names}
-    return pa.table({name: pa.array(values, SCHEMA.field(name).type) for name, values in columns.items()}, schema=SCHEMA)
 
 
 def oldest_step(record: RolloutRecord, calls: Iterable[Call], config: Train) -> int | None:
@@ -158,76 +188,18 @@ def group_staleness(group: Group, version: int, config: Train) -> int:
 
 def staleness(table: pa.Table, version: int) -> tuple[int, float]:
     """(largest, mean) of `version` minus the version step of each token in the loss; (0, 0.0) where there is none."""
-    steps = _flat(table, "steps")[_flat(table, "weight") > 0]
+    steps = flat(table, "steps")[flat(table, "weight") > 0]
     if not len(steps):
         return 0, 0.0
     lags = version - steps.astype(np.int64)
     return int(lags.max()), float(lags.mean())
 
 
-def split(table: pa.Table, parts: int) -> list[pa.Table]:
-    """`parts` tables with every row once: whole trajectories, balanced by the tokens that are forwarded. Parts may be empty."""
-    trajectories: dict[str, list[int]] = defaultdict(list)
-    sizes: dict[str, int] = defaultdict(int)
-    lengths = _lengths(table)
-    weights = _flat(table, "weight") > 0
-    ends = np.cumsum(lengths)
-    for row, name in enumerate(table.column("rollout").to_pylist()):
-        trajectories[name].append(row)
-        if weights[ends[row] - lengths[row] : ends[row]].any():
-            sizes[name] += int(lengths[row])
-    names = list(trajectories)
-    shares = partition([sizes[name] for name in names], parts)
-    return [table.take(pa.array([row for index in share for row in trajectories[names[index]]], pa.int64())) for share in shares]
-
-
-def partition(sizes: Sequence[int], parts: int, *, seed: int | str | None = None) -> list[list[int]]:
-    """Indices of `sizes` in `parts` lists of near-equal sums, each in rising order; a pure function of its arguments.
-
-    Largest first into the emptiest part. With `seed`, in a random order instead: another composition for each pass over the data.
-    """
-    order = list(range(len(sizes)))
-    if seed is None:
-        order.sort(key=lambda index: (-sizes[index], index))
-    else:
-        random.Random(f"partition {seed}").shuffle(order)
-    shares: list[list[int]] = [[] for _ in range(parts)]
-    loads = [(0, 0)] * parts
-    for index in order:
-        # The number of items breaks ties, so that items of size 0 spread as well.
-        part = min(range(parts), key=lambda p: (*loads[p], p))
-        shares[part].append(index)
-        loads[part] = (loads[part][0] + sizes[index], loads[part][1] + 1)
-    return [sorted(share) for share in shares]
-
-
-def _rows(
-    record: RolloutRecord, reward: float, samples: list[Sample], credits: dict[int, credit.CallCredit], advantage: float | None
-) -> list[dict[str, Any]]:
-    """Rows of one rollout; `advantage` None: kept with weight 0."""
-    rows = []
-    for index, sample in enumerate(samples):
-        of_token = [credits[ordinal] if ordinal >= 0 and advantage is not None else None for ordinal in sample.call]
-        rows.append(
-            {
-                "rollout": record.id,
-                "group": record.group,
-                "task": record.task_name,
-                "harness": record.harness,
-                "sample": index,
-                "samples": len(samples),
-                "ids": sample.ids,
-                "mask": sample.mask,
-                "logprobs": sample.logprobs,
-                "steps": sample.steps,
-                "temperature": sample.temperature,
-                "call": sample.call,
-                "advantage": [0.0 if given is None else given.discount * (advantage or 0.0) for given in of_token],
-                "weight": [0.0 if given is None else given.weight for given in of_token],
-                "reward": reward,
-            }
-        )
-    return rows
+def staleness_tokens(table: pa.Table, version: int) -> dict[str, int]:
+    """Tokens in the loss by their staleness, as text, in rising order."""
+    steps = flat(table, "steps")[flat(table, "weight") > 0]
+    ages, counts = np.unique(version - steps.astype(np.int64), return_counts=True)
+    return {str(age): int(count) for age, count in zip(ages, counts, strict=True)}
 
 
 def _check(groups: Sequence[Group], config: Train) -> None:
@@ -247,11 +219,3 @@ def _check(groups: Sequence[Group], config: Train) -> None:
             if len({call.id for call in calls}) != len(calls):
                 raise BatchError(f"rollout {record.id} was given a call twice")
             seen.add(record.id)
-
-
-def _lengths(table: pa.Table) -> np.ndarray:
-    return np.asarray(table.column("ids").combine_chunks().value_lengths(), dtype=np.int64)
-
-
-def _flat(table: pa.Table, column: str) -> np.ndarray:
-    return table.column(column).combine_chunks().flatten().to_numpy(zero_copy_only=False)

@@ -36,6 +36,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from forge_ray.errors import ForgeRayError
+from forge_ray.trajectories.tree_schema import TREE_SCHEMA, is_tree
 
 SCHEMA = pa.schema(
     [
@@ -109,11 +110,13 @@ def read_stats(path: Path) -> dict[str, Any]:
 
 
 def conform(table: pa.Table) -> pa.Table:
-    """The same rows with exactly `SCHEMA` (columns in order, nullability and metadata that other tools may have dropped put back)."""
-    missing = [name for name in SCHEMA.names if name not in table.column_names]
+    """The same rows with exactly `SCHEMA`, or `TREE_SCHEMA` if it holds tries (columns in order, nullability and metadata that other tools
+    may have dropped put back)."""
+    schema = TREE_SCHEMA if is_tree(table) else SCHEMA
+    missing = [name for name in schema.names if name not in table.column_names]
     if missing:
         raise SchemaError(f"not a table of samples: column {missing[0]} is missing")
     try:
-        return table.select(SCHEMA.names).cast(SCHEMA)
+        return table.select(schema.names).cast(schema)
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, ValueError) as error:
         raise SchemaError(f"not a table of samples: {error}") from error

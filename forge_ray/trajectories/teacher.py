@@ -33,9 +33,9 @@ from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
-from forge_ray.trajectories import credit
-from forge_ray.trajectories.builders import chain
+from forge_ray.trajectories import builders, credit
 from forge_ray.trajectories.call import Call
+from forge_ray.trajectories.trajectory import Share, of_calls
 from forge_ray.trajectories.upstream import UpstreamCall
 
 if TYPE_CHECKING:
@@ -110,17 +110,18 @@ def message(call: UpstreamCall) -> dict[str, Any]:
 def demonstrations(calls: Sequence[Call], said: Mapping[str, UpstreamCall]) -> Iterator[Demonstration]:
     """The samples of what the policy's server recorded of one rollout. `said`: the teacher's call behind each, by the recorded one's id."""
     ordered = [replace(call, masked_by_grammar=False) for call in credit.by_completion(calls)]  # a grammar has masked nothing here
-    chosen = {ordinal for ordinal in credit.assign(ordered) if ordered[ordinal].id in said}
-    for sample in chain.build(ordered, chosen):
+    trajectory = of_calls("", ordered)
+    trajectory.shares = {ordinal: Share(1.0, 1.0) for ordinal in credit.assign(trajectory.calls) if ordered[ordinal].id in said}
+    for row in builders.build("chain", [trajectory]).select(["ids", "mask", "call"]).to_pylist():
         turns: list[Turn] = []
-        for place, ordinal in enumerate(sample.call):
+        for place, ordinal in enumerate(row["call"]):
             if ordinal < 0:
                 continue
-            if place and sample.call[place - 1] == ordinal:
+            if place and row["call"][place - 1] == ordinal:
                 turns[-1].end = place + 1
             else:
                 turns.append(Turn(place, place + 1, said[ordered[ordinal].id]))
-        yield Demonstration(sample.ids, sample.mask, turns)
+        yield Demonstration(row["ids"], row["mask"], turns)
 
 
 def table(rows: Sequence[Demonstration]) -> pa.Table:

@@ -68,3 +68,8 @@ TREE_SCHEMA = pa.schema(
     metadata={"forge_ray.trees": "1"},
 )
 """Version 1. A change of meaning raises the number in the metadata."""
+
+
+def is_tree(table: pa.Table) -> bool:
+    """Whether a step's table holds tries; else it holds samples."""
+    return "sub_end" in table.column_names

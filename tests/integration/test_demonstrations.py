@@ -19,7 +19,7 @@ import uvicorn
 
 from forge_ray.harnesses import react_program
 from forge_ray.trajectories import credit
-from forge_ray.trajectories.builders import chain
+from tests.built import chains
 from tests.integration.scripted import scripted
 from tests.quickstart import module
 
@@ -83,6 +83,6 @@ async def test_the_same_episode_recorded_through_the_proxy_has_the_same_tokens(t
             await serving
         for number, demonstration in enumerate(demonstrations):
             calls = credit.by_completion(proxy.calls(f"e{number}"))
-            (sample,) = chain.build(calls)
+            (sample,) = chains(calls)
             assert sample.ids == demonstration.ids, tokenizer.decode(sample.ids)
             assert sample.mask == demonstration.mask

@@ -5,6 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from forge_ray.config import Train
@@ -48,7 +49,7 @@ def test_a_column_that_is_null_throughout_the_first_file_keeps_its_type(table, t
     rows = table.to_pylist()
     for row in rows:
         row["group"] = row["reward"] = None
-    schema.write_batch(tmp_path / "a.parquet", batch.step_table(rows))
+    schema.write_batch(tmp_path / "a.parquet", pa.Table.from_pylist(rows, schema.SCHEMA))
     schema.write_batch(tmp_path / "b.parquet", table, {"groups": 1})
     read = ray.data.read_parquet(str(tmp_path)).take_all()
     assert len(read) == 2 * table.num_rows

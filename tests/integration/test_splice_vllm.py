@@ -14,8 +14,8 @@ import pytest
 import pytest_asyncio
 from transformers import AutoTokenizer
 
-from forge_ray.trajectories.builders import chain
 from forge_ray.trajectories.call import Call
+from tests.built import chains
 from tests.integration.edge_rig import STRICT, EdgeRig, edge_rig
 from tests.integration.talk import Said, Talk
 from tests.tiny_model import TEMPLATE, tiny_model
@@ -68,7 +68,7 @@ async def rig(tmp_path_factory: pytest.TempPathFactory) -> AsyncIterator[EdgeRig
 def continues(one: Call, two: Call) -> bool:
     """`two`'s prompt is all of `one`, token for token, and more: one sample."""
     whole = one.prompt_ids + one.ids
-    samples = chain.build([one, two])
+    samples = chains([one, two])
     assert (len(samples) == 1) == (two.prompt_ids[: len(whole)] == whole)
     if len(samples) == 1:
         assert [token for token, trained in zip(samples[0].ids, samples[0].mask, strict=True) if trained] == one.ids + two.ids
@@ -276,7 +276,7 @@ async def test_parallel_requests_of_one_session(rig: EdgeRig) -> None:
         by_conversation[call.conversation].append(call)
     assert len(by_conversation) == 9 and all(call.kind == "agent" for call in rig.calls("parallel"))
     for calls in by_conversation.values():
-        assert [call.splice for call in calls] == ["new", "spliced", "exact"] and len(chain.build(calls)) == 1
+        assert [call.splice for call in calls] == ["new", "spliced", "exact"] and len(chains(calls)) == 1
         assert len({re.search(r"number (\d)", rig.prompt(call))[1] for call in calls}) == 1  # type: ignore[index]
 
 

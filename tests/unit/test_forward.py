@@ -20,6 +20,7 @@ from forge_ray.train_loop import forward
 from forge_ray.train_loop.forward import Row
 from forge_ray.train_loop.losses import NotFinite, Total, policy_loss, sft_loss
 from forge_ray.trajectories import batch
+from forge_ray.trajectories.schema import SCHEMA
 from tests.unit.making import make_call, make_record, make_rollout
 
 END = 2
@@ -176,7 +177,7 @@ def test_rows_hold_the_tokens_in_the_loss_and_nothing_else() -> None:
     assert second.weights.tolist() == [0.5]
     assert (first.name, second.name, other.name) == ("a.0", "a.0", "b.0")
     assert [made.trajectory_tokens for made in (first, second, other)] == [4, 4, 3], "over all samples of the trajectory"
-    assert forward.total([first, second, other]) == Total(7, 2)
+    assert forward.total([first, second, other]) == Total(7, 2, 4)
     assert step.stats["tokens_trained"] == 7
     assert forward.rows(step.table.slice(0, 0)) == []
 
@@ -196,10 +197,10 @@ def test_a_table_that_weighs_a_token_nobody_sampled_is_refused() -> None:
     rows = table.to_pylist()
     rows[0]["weight"][0] = 1.0
     with pytest.raises(forward.RowError, match=r"a\.0.*not sampled"):
-        forward.rows(batch.step_table(rows))
+        forward.rows(pa.Table.from_pylist(rows, SCHEMA))
     rows[0]["mask"][0] = True
     with pytest.raises(forward.RowError, match="first token"):
-        forward.rows(batch.step_table(rows))
+        forward.rows(pa.Table.from_pylist(rows, SCHEMA))
 
 
 def test_demonstrations(tmp_path: Path) -> None:

@@ -17,9 +17,9 @@ from forge_ray.serve_proxy.identity import CallContext
 from forge_ray.serve_proxy.placing import Placement
 from forge_ray.serve_proxy.recording import Recorder
 from forge_ray.serve_proxy.session_index import SessionIndex
-from forge_ray.trajectories.builders import chain
 from forge_ray.trajectories.call import Call
 from forge_ray.trajectories.call_log import CallLogError, CallLogReader, CallLogWriter
+from tests.built import chains
 from tests.unit.toy_chat import END, ToyReader, encode, pieces, render, say
 from tests.unit.toy_session import prompt
 
@@ -101,7 +101,7 @@ async def test_the_log_holds_what_was_used_and_what_was_rendered(tap: Tap) -> No
     opened = tap.events("open")
     assert opened[1]["reason"] == "the reply came back in other tokens (token 0: 'he' became 'hello')" and opened[0]["reason"] is None
     assert len(opened[2]["new"]) == len(render([{"role": "user", "content": "more"}])) + 1  # new tokens only
-    assert len(chain.build([one, two, three])) == 1
+    assert len(chains([one, two, three])) == 1
 
 
 async def test_another_replica_goes_on_from_the_log(tap: Tap, tmp_path: Path) -> None:
@@ -112,7 +112,7 @@ async def test_another_replica_goes_on_from_the_log(tap: Tap, tmp_path: Path) ->
     await young.call(chat(U, A, M, ("assistant", "\nok"), M), pieces("he", "llo", END))
     await young.call(chat(U, A, M, ("assistant", "\nok"), M, A, M), encode("end"))
     calls = young.calls()
-    assert [call.splice for call in calls] == ["new", "spliced", "spliced", "spliced"] and len(chain.build(calls)) == 1
+    assert [call.splice for call in calls] == ["new", "spliced", "spliced", "spliced"] and len(chains(calls)) == 1
     assert {call.conversation for call in calls} == {calls[0].id}
     young.log.close()
 

@@ -42,7 +42,7 @@ def test_every_file_has_the_same_schema_whatever_its_rows_hold(tmp_path: Path) -
             "advantage": [],
             "weight": [],
         }
-    for name, table in {"full": full, "empty": table_of([]), "nulls": batch.step_table(rows)}.items():
+    for name, table in {"full": full, "empty": table_of([]), "nulls": pa.Table.from_pylist(rows, schema.SCHEMA)}.items():
         schema.write_batch(tmp_path / f"{name}.parquet", table)
         assert pq.read_table(tmp_path / f"{name}.parquet").schema.equals(schema.SCHEMA)
     together = pq.read_table(tmp_path)

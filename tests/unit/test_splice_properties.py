@@ -12,8 +12,8 @@ from hypothesis import strategies as st
 from forge_ray.config import Limits
 from forge_ray.serve_proxy.placing import Asked, Placement
 from forge_ray.serve_proxy.session_index import SessionIndex
-from forge_ray.trajectories.builders import chain
 from forge_ray.trajectories.call import Call
+from tests.built import chains
 from tests.unit.making import make_call
 from tests.unit.toy_chat import END, IDS, ToyReader, encode, pieces, render, say
 
@@ -157,7 +157,7 @@ def test_harmless_changes_never_fork(seed: int) -> None:
     for _ in range(12):
         harness.step()
     assert harness.calls[0].splice == "new" and all(call.splice in ("exact", "spliced") for call in harness.calls[1:])
-    assert len(chain.build(harness.calls)) == 1
+    assert len(chains(harness.calls)) == 1
 
 
 def test_the_random_trees_hold_every_case() -> None:
@@ -202,5 +202,5 @@ def test_eight_rollouts_of_harmless_changes_are_eight_samples() -> None:
             kept = say("I do it.", ("edit", json.dumps(dict(sorted(given.items())))))
             messages += [{"role": "assistant", "content": kept}, {"role": "user", "content": f"done {number}"}]
         assert [call.splice for call in calls] == ["new"] + ["spliced"] * 7
-        built += chain.build(calls)
+        built += chains(calls)
     assert len(built) == 8 and all(sum(sample.mask) == sum(len(call.ids) for call in calls) for sample in built)

@@ -8,35 +8,52 @@ sampled ids of its last call, and each logprob is conditioned on exactly the tok
 Only trained calls extend a sample: a reply that was never delivered, or was replaced by a retry, does not end the chain for the
 call that took its place. Of two calls that both continue one call, the one that completed first joins it, the other begins anew, so
 that the shared tokens are trained once.
+
+In the trie of the rollout's calls, "the sample's tokens are a prefix of the prompt" reads: the node where the sample ends lies on the path
+to the node where the prompt ends. No token is compared twice.
 """
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
-from forge_ray.trajectories.call import Call
-from forge_ray.trajectories.sample import Sample
+import pyarrow as pa
+
+from forge_ray.trajectories.builders.rows import Row, table
+from forge_ray.trajectories.trajectory import Trajectory
+from forge_ray.trajectories.trie import ROOT, Ends, Trie, add
 
 
-def build(calls: Sequence[Call], chosen: Collection[int] | None = None) -> list[Sample]:
+def build(trajectories: Sequence[Trajectory]) -> pa.Table:
     """Samples in the order of their first call; see `forge_ray.trajectories.builders`."""
-    samples: list[Sample] = []
-    for ordinal, call in enumerate(calls):
-        if not call.trainable or (chosen is not None and ordinal not in chosen):
-            continue
-        sample = _continued(samples, call.prompt_ids)
-        if sample is None:
-            sample = Sample()
-            samples.append(sample)
-        sample.extend_given(call.prompt_ids[len(sample) :])
-        sample.extend_sampled(call, ordinal)
+    rows = []
+    for trajectory in trajectories:
+        trie = Trie()
+        ends = add(trie, trajectory)
+        rows.append([Row(trie.spell(ends.whole[calls[-1]]), calls) for calls in _merge(trajectory, trie, ends)])
+    return table(trajectories, rows)
+
+
+def merged(trajectory: Trajectory) -> list[list[int]]:
+    """The trained calls of each sample, by ordinal."""
+    trie = Trie()
+    return _merge(trajectory, trie, add(trie, trajectory))
+
+
+def _merge(trajectory: Trajectory, trie: Trie, ends: Ends) -> list[list[int]]:
+    samples: list[list[int]] = []
+    ending: dict[int, list[int]] = {}
+    """Node -> the samples that end there."""
+    for ordinal in sorted(trajectory.shares):
+        node = ends.prompt[ordinal]
+        while node != ROOT and not ending.get(node):
+            node = trie.parent[node]
+        if node == ROOT:
+            sample = len(samples)
+            samples.append([])
+        else:
+            sample = min(ending[node])
+            ending[node].remove(sample)
+        samples[sample].append(ordinal)
+        ending.setdefault(ends.whole[ordinal], []).append(sample)
     return samples
-
-
-def _continued(samples: list[Sample], prompt: list[int]) -> Sample | None:
-    best = None
-    for sample in samples:
-        longer = best is None or len(sample) > len(best)
-        if longer and len(sample) <= len(prompt) and prompt[: len(sample)] == sample.ids:
-            best = sample
-    return best

@@ -2,19 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 
-from forge_ray.trajectories.call import Call
-from forge_ray.trajectories.sample import Sample
+import pyarrow as pa
+
+from forge_ray.trajectories.builders.rows import Row, table
+from forge_ray.trajectories.trajectory import Trajectory
+from forge_ray.trajectories.trie import Trie, add
 
 
-def build(calls: Sequence[Call], chosen: Collection[int] | None = None) -> list[Sample]:
+def build(trajectories: Sequence[Trajectory]) -> pa.Table:
     """Samples in the order of the calls; see `forge_ray.trajectories.builders`."""
-    samples = []
-    for ordinal, call in enumerate(calls):
-        if call.trainable and (chosen is None or ordinal in chosen):
-            sample = Sample()
-            sample.extend_given(call.prompt_ids)
-            sample.extend_sampled(call, ordinal)
-            samples.append(sample)
-    return samples
+    return table(trajectories, [_rows(trajectory) for trajectory in trajectories])
+
+
+def _rows(trajectory: Trajectory) -> list[Row]:
+    trie = Trie()
+    ends = add(trie, trajectory)
+    return [Row(trie.spell(ends.whole[ordinal]), [ordinal]) for ordinal in sorted(trajectory.shares)]

@@ -13,9 +13,8 @@ import torch
 
 from forge_ray.config import Sft
 from forge_ray.train_loop import forward, schedule
-from forge_ray.train_loop.losses import Total
+from forge_ray.train_loop.losses import Total, sft_loss
 from forge_ray.train_loop.ranks import Ranks
-from forge_ray.train_loop.sft_loss import sft_loss
 
 BLOCK = 4
 """Batches that are sorted by length together. Length goes with the kind of task: large blocks give batches of one kind, whose gradients

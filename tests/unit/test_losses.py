@@ -12,8 +12,10 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forge_ray.config import Loss
-from forge_ray.train_loop.losses import NotFinite, Total, denominator, k3, policy_loss, ppo_clip
-from forge_ray.train_loop.sft_loss import sft_loss
+from forge_ray.train_loop import losses
+from forge_ray.train_loop.losses import LossInputs, NotFinite, Total, denominator, sft_loss
+from forge_ray.train_loop.losses.grpo import clipped
+from forge_ray.train_loop.losses.kl import k3
 
 NAN = math.nan
 REDUCTIONS = {
@@ -25,6 +27,10 @@ REDUCTIONS = {
 
 def tensor(*values: float) -> Tensor:
     return torch.tensor(values, dtype=torch.float64)
+
+
+def policy_loss(config: Loss, *, total: Total, **inputs: Any) -> tuple[Tensor, dict[str, float]]:
+    return losses.policy_loss(config, LossInputs(**inputs), total)
 
 
 def loss_of(logprobs: Tensor, advantages: Tensor, total: Total, config: Loss | None = None, **more: Any) -> tuple[Tensor, dict[str, float]]:
@@ -290,8 +296,8 @@ def test_padded_and_flat_shapes_are_the_same_loss() -> None:
     assert padded.item() == pytest.approx(flat.item(), rel=1e-6)
 
 
-def test_ppo_clip_is_linear_in_the_advantage_so_that_credit_can_scale_it() -> None:
+def test_the_clip_is_linear_in_the_advantage_so_that_credit_can_scale_it() -> None:
     logprobs, old = tensor(-1.0, -1.0, -3.0), tensor(-2.0, -0.5, -1.0)
-    one, _ = ppo_clip(Loss(), logprobs, old, tensor(1.0, -1.0, -1.0))
-    quarter, _ = ppo_clip(Loss(), logprobs, old, tensor(0.25, -0.25, -0.25))
+    one, _ = clipped(Loss(), (logprobs - old).exp(), tensor(1.0, -1.0, -1.0))
+    quarter, _ = clipped(Loss(), (logprobs - old).exp(), tensor(0.25, -0.25, -0.25))
     assert torch.allclose(one / 4, quarter)

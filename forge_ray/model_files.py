@@ -4,6 +4,7 @@ it and fails in a hundred lines.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 import re
@@ -132,3 +133,21 @@ def _json(file: Path) -> tuple[dict[str, Any], str | None]:
     except (ValueError, RecursionError) as error:
         return {}, f"{file} is not JSON ({error})"
     return (value, None) if isinstance(value, dict) else ({}, f"{file} holds no JSON object")
+
+
+def template_sha256(policy: Policy, directory: Path) -> str | None:
+    """sha256, hex, of the chat template that holds: `policy.chat_template`'s, else the model directory's; None where neither has one."""
+    for file in (Path(policy.chat_template) if policy.chat_template else None, directory / "chat_template.jinja"):
+        if file is not None and file.is_file():
+            return hashlib.sha256(file.read_bytes()).hexdigest()
+    inside = _json(directory / "tokenizer_config.json")[0].get("chat_template")
+    if not inside:
+        return None
+    return hashlib.sha256((inside if isinstance(inside, str) else json.dumps(inside, sort_keys=True)).encode()).hexdigest()
+
+
+def tokenizer_sha256(directory: Path) -> str | None:
+    """sha256, hex, over `<name> <sha256 of the file>` of each tokenizer file, one a line by name; None where there is none."""
+    files = sorted(file for name in TOKENIZER_FILES if (file := directory / name).is_file())
+    lines = "".join(f"{file.name} {hashlib.sha256(file.read_bytes()).hexdigest()}\n" for file in files)
+    return hashlib.sha256(lines.encode()).hexdigest() if files else None

@@ -61,9 +61,9 @@ class RunDir:
         return self.root / "rollouts"
 
     @property
-    def batches(self) -> Path:
-        """The step batches as Parquet, `step-000012.parquet`."""
-        return self.root / "batches"
+    def data(self) -> Path:
+        """The datasets `calls`, `rollouts` and `samples`, unless `store.location` puts them elsewhere."""
+        return self.root / "data"
 
     @property
     def checkpoints(self) -> Path:
@@ -101,7 +101,7 @@ class RunDir:
             self.rollouts,
             self.weights,
             self.inputs,
-            *((self.batches, self.checkpoints) if training else ()),
+            *((self.checkpoints,) if training else ()),
         ):
             path.mkdir(parents=True, exist_ok=True)
         return self

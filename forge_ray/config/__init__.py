@@ -20,11 +20,12 @@ from forge_ray.config.policy import EvalSampling, Policy, Sampling
 from forge_ray.config.proxy import Limits, Proxy, Upstream
 from forge_ray.config.rollouts import Harness, Rollouts, Sandbox, Tasks
 from forge_ray.config.run import Config, Eval, Ray
+from forge_ray.config.store import Store
 from forge_ray.config.strategy import DeepSpeed
 from forge_ray.config.train import Train
 from forge_ray.config.values import Section, Source
 
 __all__ = [
     "Advantage", "Config", "Credit", "DeepSpeed", "Eval", "EvalSampling", "Harness", "Limits", "Lora", "Loss", "Optimizer", "Policy",
-    "Proxy", "Ray", "Rollouts", "Sampling", "Sandbox", "Section", "Sft", "Source", "Tasks", "Train", "Upstream", "known_keys", "load",
+    "Proxy", "Ray", "Rollouts", "Sampling", "Sandbox", "Section", "Sft", "Source", "Store", "Tasks", "Train", "Upstream", "known_keys", "load",
 ]  # fmt: skip

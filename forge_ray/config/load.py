@@ -119,6 +119,8 @@ def _absolute(config: Config, base: Path) -> Config:
     updates["policy"] = config.policy.model_copy(update=files)
     if config.sandbox.directory:
         updates["sandbox"] = config.sandbox.model_copy(update={"directory": path(config.sandbox.directory)})
+    if config.store.location and "://" not in config.store.location:
+        updates["store"] = config.store.model_copy(update={"location": path(config.store.location)})
     harnesses = []
     for harness in config.harnesses:
         file, separator, name = harness.name.rpartition(":")

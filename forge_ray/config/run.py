@@ -10,6 +10,7 @@ from pydantic import Field, model_validator
 from forge_ray.config.policy import Policy
 from forge_ray.config.proxy import Proxy
 from forge_ray.config.rollouts import Harness, Rollouts, Sandbox, Tasks
+from forge_ray.config.store import Store
 from forge_ray.config.train import Train
 from forge_ray.config.values import Count, Section
 
@@ -62,6 +63,8 @@ class Config(Section):
     """Where rollouts run."""
     rollouts: Rollouts = Rollouts()
     """How many, how long, what happens to failures."""
+    store: Store = Store()
+    """Where the rollouts are kept as data."""
     train: Train = Train()
     """The learner."""
     eval: Eval = Eval()

@@ -13,8 +13,10 @@ URL and key differ in nothing else, and an adapter never decides how a rollout w
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import importlib.util
+import inspect
 import json
 import shlex
 import sys
@@ -25,6 +27,7 @@ from typing import Any, ClassVar, cast
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
+from forge_ray import __version__
 from forge_ray.errors import UserError
 from forge_ray.harnesses.install.package import INSTALL, Package
 
@@ -149,6 +152,15 @@ class Harness(ABC):
     def packages(self) -> tuple[Package, ...]:
         """The pinned packages that the program consists of, its interpreter first; empty when a person has to bring it."""
         return ()
+
+    def version(self) -> str:
+        """What is run, for the rollout's record: the packages and their versions, or the sha256 of the adapter's own file."""
+        if packages := self.packages():
+            return ", ".join(f"{package.name} {package.version}" for package in packages)
+        if type(self).__module__.partition(".")[0] == "forge_ray":
+            return f"forge-ray {__version__}"
+        file = Path(inspect.getfile(type(self)))
+        return f"{file.name} sha256:{hashlib.sha256(file.read_bytes()).hexdigest()}"
 
     def check(self) -> list[Missing]:
         """What is missing on this machine; empty when a rollout can start. Quick, without network."""

@@ -7,7 +7,7 @@ bounds how many are in flight.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncIterator, Callable, Iterable
 from typing import TYPE_CHECKING, Any
 
 from forge_ray.rollout import RolloutRecord, RolloutRequest
@@ -21,25 +21,31 @@ if TYPE_CHECKING:
 class Dispatch:
     """The pools of one run."""
 
-    def __init__(self, pools: list[Any]) -> None:
-        self._pools = pools
+    def __init__(self, pools: list[Any], ended: Callable[[RolloutRecord], None] | None = None) -> None:
+        """`ended` is told of each record that comes."""
+        self._pools, self._ended = pools, ended
         self._load = [0] * len(pools)
 
     @classmethod
-    def start(cls, config: Config, run: RunDir, client: ProxyClient) -> Dispatch:
+    def start(
+        cls, config: Config, run: RunDir, client: ProxyClient, ended: Callable[[RolloutRecord], None] | None = None
+    ) -> Dispatch:
         """Make the pool actors of `config.rollouts.pools`."""
         from forge_ray.actors.rollout_pool import start_pools
 
-        return cls(start_pools(config, run, client))
+        return cls(start_pools(config, run, client), ended)
 
     async def run(self, request: RolloutRequest) -> RolloutRecord:
         """One rollout, on the pool with the least to do."""
         index = self._load.index(min(self._load))
         self._load[index] += 1
         try:
-            return RolloutRecord.model_validate_json(await self._pools[index].run.remote(request.model_dump_json()))
+            record = RolloutRecord.model_validate_json(await self._pools[index].run.remote(request.model_dump_json()))
         finally:
             self._load[index] -= 1
+        if self._ended is not None:
+            self._ended(record)
+        return record
 
     async def run_all(self, requests: Iterable[RolloutRequest], limit: int) -> AsyncIterator[RolloutRecord]:
         """Run `requests`, at most `limit` at a time; records in the order in which they end."""

@@ -68,7 +68,7 @@ class Driver:
         self._progress = progress
         self._flow = Flow(config, tasks)
         self._batches = StepBatches(config, run, self._flow, exchange)
-        self._report = StepReport(run, config.train.optimizer.epochs, metrics, progress)
+        self._report = StepReport(run, config.train.optimizer.epochs, self._batches, metrics, progress)
         self._compaction = Compaction(run.calls, config.proxy.log_segment_mb * 2**20)
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -97,6 +97,16 @@ class Driver:
         """Take up the stored rollouts and batches of a stopped run."""
         trained = self._batches.trained_groups()
         self._flow.scheduler.restore((r for r in library.records(self.run) if r.purpose == "train"), trained)
+
+    @property
+    def fresh(self) -> bool:
+        """Whether no batch was ever formed."""
+        return not self._batches.replays(0)
+
+    @property
+    def replays(self) -> int:
+        """Stored batches that are trained again from here on."""
+        return self._batches.replays(self.version or 0)
 
     # ---- learning ----
 

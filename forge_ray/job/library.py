@@ -8,7 +8,6 @@ from __future__ import annotations
 import logging
 import threading
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 from forge_ray.rollout import RolloutRecord
@@ -62,8 +61,3 @@ class Recordings:
     def done(self, found: Iterable[RolloutRecord]) -> None:
         """These rollouts will not be asked for again: what was read of them is let go at the next read. Their calls stay on disk."""
         self._done.update(record.id for record in found)
-
-
-def batch_path(run: RunDir, step: int) -> Path:
-    """Where the batch of `step` lies; written once, before it is trained."""
-    return run.batches / f"step-{step:06d}.parquet"

@@ -21,6 +21,7 @@ from forge_ray.job.cluster import Cluster, connect
 from forge_ray.job.dispatch import Dispatch
 from forge_ray.job.scheduler import TaskRef
 from forge_ray.job.sources import resolve
+from forge_ray.job.store import StoreThread, location
 from forge_ray.model_files import MODEL_FIX, policy_problem
 from forge_ray.run_dir import RunDir
 from forge_ray.tasks.task import load_tasks
@@ -32,6 +33,8 @@ log = logging.getLogger(__name__)
 
 STOP_S = 4.0
 """Patience with each part that is being stopped."""
+STORE_S = 60.0
+"""Patience with the store's last files at the end of a run that ended well; what is missing then is stored by the next start."""
 
 
 class RunFailed(ForgeRayError):
@@ -46,6 +49,9 @@ class Runtime:
         self._cluster: Cluster | None = None
         self._client: ProxyClient | None = None
         self._dispatch: Dispatch | None = None
+        self._store: StoreThread | None = None
+        self._model: Path | None = None
+        """The directory that is served."""
         self._starting: asyncio.Future[ProxyClient] | None = None
         """The thread that deploys the proxy; a cancelled wait does not end it."""
 
@@ -54,6 +60,7 @@ class Runtime:
 
     def connect(self) -> Cluster:
         """Join or start Ray (blocking); from here on the first SIGINT or SIGTERM cancels the current task, and no other does anything."""
+        location(self.config, self.run)  # a store that cannot be is said before anything starts
         with interrupts.while_blocking():
             self._cluster = connect(self.config, extra_environment=self.config.policy.environment)
         interrupts.cancel_once()  # after ray.init, which installs handlers of its own
@@ -89,14 +96,16 @@ class Runtime:
         """Start the proxy on `model`; returns when its replicas are healthy."""
         from forge_ray.serve_proxy.deployment import start
 
+        self._model = model
         self._starting = threads.call(start, self.config, self.run, str(model), incarnation)
         client = await asyncio.shield(self._starting)
         self._client = client
         return client
 
     def pools(self, client: ProxyClient) -> Dispatch:
-        """Start the rollout pools."""
-        self._dispatch = Dispatch.start(self.config, self.run, client)
+        """Start the rollout pools, and the store's thread, which is told of each rollout that ends."""
+        self._store = StoreThread(self.config, self.run, self._model)
+        self._dispatch = Dispatch.start(self.config, self.run, client, self._store.ended)
         return self._dispatch
 
     async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
@@ -105,6 +114,8 @@ class Runtime:
         interrupts.ignore()  # a second Ctrl-C must not cut the cleanup short
         if self._dispatch is not None:
             await self._part("sandboxes", self._dispatch.shutdown(STOP_S))
+        if self._store is not None:
+            await asyncio.to_thread(self._store.close, STORE_S if kind is None else STOP_S)
         if self._starting is not None:
             await self._part("Serve app", self._stop_serving(self._starting))
         if not threads.busy():

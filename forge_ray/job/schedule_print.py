@@ -84,4 +84,4 @@ def _some(names: list[Any]) -> str:
 
 
 def _begun(run: RunDir) -> bool:
-    return any(run.rollouts.glob("*/result.json")) or any(run.batches.glob("step-*.parquet"))
+    return any(run.rollouts.glob("*/result.json")) or any(run.data.glob("samples/step=*/*.parquet"))

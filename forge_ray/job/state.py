@@ -56,7 +56,7 @@ def create(config: Config, *, training: bool = True) -> RunDir:
 
 def discard(run: RunDir) -> None:
     """Remove the directory of a run that was refused, if this process made it and nothing in it is worth keeping."""
-    worth = (run.rollouts.glob("*/result.json"), run.checkpoints.glob("step-*"), run.batches.glob("step-*.parquet"))
+    worth = (run.rollouts.glob("*/result.json"), run.checkpoints.glob("step-*"), run.data.glob("samples/step=*/*.parquet"))
     if run.root in _made and not any(any(found) for found in worth):
         shutil.rmtree(run.root, ignore_errors=True)
 

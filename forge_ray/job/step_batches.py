@@ -11,7 +11,7 @@ import time
 from typing import Any
 
 from forge_ray.config import Config
-from forge_ray.job import library
+from forge_ray.job import library, store
 from forge_ray.job.flow import Flow
 from forge_ray.job.scheduler import Group
 from forge_ray.run_dir import RunDir
@@ -21,7 +21,8 @@ class StepBatches:
     """The batches of a run; `flow` says which groups a step takes."""
 
     def __init__(self, config: Config, run: RunDir, flow: Flow, exchange: Any) -> None:
-        self._config, self._run, self._flow, self._exchange = config, run, flow, exchange
+        self._config, self._flow, self._exchange = config, flow, exchange
+        self._samples = store.samples(config, run)
         self._recordings = library.Recordings(run, train_grammar_calls=config.proxy.train_grammar_calls)
         self._built: dict[int, list[Any]] = {}
         """Group index → its records with their calls, once complete."""
@@ -30,17 +31,19 @@ class StepBatches:
         """Step whose batch the trainer has."""
 
     def trained_groups(self) -> set[int]:
-        """Groups that a batch on disk holds."""
-        from forge_ray.trajectories import schema
-
-        return {index for file in self._run.batches.glob("step-*.parquet") for index in schema.read_stats(file)["taken"]}
+        """Groups that a stored batch holds."""
+        return {index for step in self._samples.steps for index in self._samples.stats(step)["taken"]}
 
     def replays(self, version: int) -> int:
-        """Steps from `version` on whose batch lies on disk already."""
+        """Steps from `version` on whose batch is stored already."""
         number = 0
-        while library.batch_path(self._run, version + number).exists():
+        while version + number in self._samples.steps:
             number += 1
         return number
+
+    def stats(self, step: int) -> dict[str, Any]:
+        """What is known of the stored batch of `step`."""
+        return self._samples.stats(step)
 
     async def build(self, group: Group) -> None:
         """Read the calls of a complete group."""
@@ -62,16 +65,15 @@ class StepBatches:
         """Give the trainer the batch of `version`, if it does not have it and there are enough groups; whether something was dropped."""
         if self.offered == version:
             return False
-        path = library.batch_path(self._run, version)
-        if not path.exists():
+        if version not in self._samples.steps:
             formed, dropped = await self._form(version)
             if not formed:
                 return dropped
         import ray
 
-        from forge_ray.trajectories import batch, schema
+        from forge_ray.trajectories import batch
 
-        table, stats = await asyncio.to_thread(schema.read_batch, path)
+        table, stats = await asyncio.to_thread(self._samples.read, version)
         refs = [ray.put(part) for part in batch.split(table, self._config.train.workers)]
         await self._exchange.put_step.remote(version, refs, stats)
         self.offered = version
@@ -80,7 +82,7 @@ class StepBatches:
     async def _form(self, version: int) -> tuple[bool, bool]:
         """Whether the batch is there now, and whether groups were dropped."""
         from forge_ray.report.statistics import mean_ci
-        from forge_ray.trajectories import batch, schema
+        from forge_ray.trajectories import batch
 
         train, scheduler = self._config.train, self._flow.scheduler
         taken = self._flow.take(
@@ -107,7 +109,7 @@ class StepBatches:
             "outcomes": dict(self._flow.outcomes),
             "taken": [group.index for group in taken.batch],  # a group without a token to train has no row in the table
         }
-        await asyncio.to_thread(schema.write_batch, library.batch_path(self._run, version), built.table, stats)
+        await asyncio.to_thread(self._samples.write, version, built.table, stats)
         self._flow.used(taken.batch)
         self._release(taken.batch)
         return True, bool(taken.stale)

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
 
-from forge_ray.job import library
 from forge_ray.report import signal
 from forge_ray.report.metrics import StepMetrics, read_metrics
 from forge_ray.run_dir import RunDir
 from forge_ray.trajectories import continuity
 
 if TYPE_CHECKING:
+    from forge_ray.job.step_batches import StepBatches
     from forge_ray.report.metrics import MetricsWriter
     from forge_ray.report.progress import Progress
 
@@ -18,8 +18,8 @@ if TYPE_CHECKING:
 class StepReport:
     """Writes and shows the steps of a run."""
 
-    def __init__(self, run: RunDir, epochs: int, metrics: MetricsWriter, progress: Progress) -> None:
-        self._run, self._epochs, self._metrics, self._progress = run, epochs, metrics, progress
+    def __init__(self, run: RunDir, epochs: int, batches: StepBatches, metrics: MetricsWriter, progress: Progress) -> None:
+        self._run, self._epochs, self._batches, self._metrics, self._progress = run, epochs, batches, metrics, progress
 
     def step(self, event: dict[str, Any], trained: dict[str, Any], driven: dict[str, Any]) -> None:
         """A trained step, of the trainer's `weights` event; `driven`: the driver's own fields of `StepMetrics`."""
@@ -29,10 +29,8 @@ class StepReport:
 
     def restored(self, step: int, checkpoint: dict[str, Any]) -> None:
         """The step of the checkpoint that a stopped run goes on from, if its driver died before it had written it down."""
-        from forge_ray.trajectories import schema
-
         if all(row.step != step for row in read_metrics(self._run.metrics)):
-            stats = schema.read_stats(library.batch_path(self._run, step - 1))
+            stats = self._batches.stats(step - 1)
             self._write(self._row(step, f"{checkpoint['incarnation']}.{step}", stats, checkpoint["metrics"]))
 
     def _write(self, row: StepMetrics) -> None:

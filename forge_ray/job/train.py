@@ -10,7 +10,7 @@ import asyncio
 from pathlib import Path
 
 from forge_ray.config import Config
-from forge_ray.job import library, schedule_print, stall
+from forge_ray.job import schedule_print, stall
 from forge_ray.job.driver import Driver
 from forge_ray.job.run_log import run_log
 from forge_ray.job.runtime import Runtime
@@ -96,16 +96,13 @@ async def _bring_up(
     with phases.phase("sft" if config.train.sft is not None and not resume else "weights"):
         await driver.first_weights()
     if resume:
-        again = 0
-        while library.batch_path(run, (driver.version or 0) + again).exists():
-            again += 1
+        again = driver.replays
         progress.note(f"resuming at step {driver.version}; replaying {again} recorded batch{'es' * (again != 1)}")
     return driver
 
 
 async def _stages(config: Config, driver: Driver, phases: PhaseLog) -> None:
-    fresh = not library.batch_path(driver.run, 0).exists()
-    if config.eval.before and fresh:
+    if config.eval.before and driver.fresh:
         with phases.phase("eval before"):
             await driver.evaluate("before")
     with phases.phase("train"):

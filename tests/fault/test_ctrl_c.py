@@ -57,5 +57,5 @@ def test_while_it_trains(policy: Path, tmp_path: Path, record_property) -> None:
         command.until("two steps", lambda: len(read_metrics(run.metrics)) >= 2)
         command.until("rollouts in flight", lambda: sandboxes(tmp_path))
         _stopped(command, run, tmp_path, record_property)
-    assert (run.batches / "step-000001.parquet").is_file()
+    assert (run.data / "samples/step=1/batch.parquet").is_file()
     assert re.search(r"^\d{4}-\d\d-\d\d [\d:,]+ INFO .*: step 2/1000 · reward .* · signal \d/4 · ", run.log.read_text(), re.MULTILINE)

@@ -78,7 +78,7 @@ def test_two_steps_of_the_demo(tmp_path: Path) -> None:
     calls.refresh()
     sampled = sum(len(call.ids) for session in calls.sessions() for call in calls.session(session))
     assert sampled >= summary["tokens"] > 0
-    for name in ("config.yaml", "inputs/model/config.json", "batches", "checkpoints", "rollouts/archive"):
+    for name in ("config.yaml", "inputs/model/config.json", "data/samples/step=0", "checkpoints", "rollouts/archive"):
         assert (run / name).exists(), name
 
     _, alive = psutil.wait_procs(marked(mark), timeout=60)

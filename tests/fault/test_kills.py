@@ -81,9 +81,9 @@ class Story:
         import pyarrow.parquet
 
         found = {}
-        for file in sorted(self.run.batches.glob("step-*.parquet")):
+        for file in self.run.data.glob("samples/step=*/batch.parquet"):
             table = pyarrow.parquet.read_table(file, columns=["rollout", "group"])
-            found[int(file.stem.removeprefix("step-"))] = dict(zip(*(table.column(i).to_pylist() for i in range(2)), strict=True))
+            found[int(file.parent.name.removeprefix("step="))] = dict(zip(*(table.column(i).to_pylist() for i in range(2)), strict=True))
         return found
 
     def rated(self) -> dict[str, RolloutRecord]:
@@ -145,8 +145,8 @@ def test_a_run_survives_its_parts_and_its_driver(policy: Path, tmp_path: Path) -
         driver = psutil.Process(first.process.pid)
         carried: list[str] = []
         while not carried:
-            formed = len(list(run.batches.glob("step-*")))
-            first.until("a further batch", lambda formed=formed: len(list(run.batches.glob("step-*"))) > formed)
+            formed = len(list(run.data.glob("samples/step=*/*.parquet")))
+            first.until("a further batch", lambda formed=formed: len(list(run.data.glob("samples/step=*/*.parquet"))) > formed)
             assert formed <= STEPS - 4, "no moment came"
             driver.suspend()
             time.sleep(1)  # rollouts in flight end meanwhile
@@ -203,7 +203,7 @@ def _each_rollout_once(story: Story) -> None:
     for record in rated.values():
         assert record.group is not None
         groups.setdefault(record.group, []).append(record.id)
-    formed = {step: (story.run.batches / f"step-{step:06d}.parquet").stat().st_mtime for step in batches}
+    formed = {step: (story.run.data / f"samples/step={step}/batch.parquet").stat().st_mtime for step in batches}
     lost = []
     for group, rollouts in groups.items():
         if group in step_of:

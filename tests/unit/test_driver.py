@@ -20,7 +20,7 @@ from forge_ray.run_dir import RunDamaged, RunDir
 from forge_ray.train_loop.trainer import TrainingFailed
 from forge_ray.trajectories.batch import BatchError, build_step
 from forge_ray.trajectories.call_log import CallLogWriter
-from forge_ray.trajectories.schema import SchemaError
+from forge_ray.trajectories.store.schema import StoreError
 from tests.unit.making import make_call, make_record
 
 
@@ -137,9 +137,11 @@ async def test_a_record_that_cannot_be_read_is_named(tmp_path: Path) -> None:
         with pytest.raises(RunDamaged, match=f"{file} is damaged .*remove it"):
             subject.restore()
     file.unlink()
-    (subject.run.batches / "step-000000.parquet").write_bytes(b"PAR1 and no more")
-    with pytest.raises(SchemaError, match=r"step-000000.parquet holds no samples"):
-        subject.restore()
+    batch = subject.run.data / "samples/step=0/batch.parquet"
+    batch.parent.mkdir(parents=True)
+    batch.write_bytes(b"PAR1 and no more")
+    with pytest.raises(StoreError, match=r"step=0/batch.parquet holds no samples"):
+        driver(tmp_path, [], EndedTrainer()).restore()
 
 
 def test_one_outage_with_everything_in_flight_is_no_reason_to_stop(tmp_path: Path) -> None:

@@ -101,10 +101,10 @@ def test_a_refused_run_leaves_a_directory_only_where_it_holds_something(tmp_path
     (run.inputs / "model").mkdir()
     state.discard(run)
     assert not run.root.exists()
-    for kept in ("rollouts/a.0/result.json", "checkpoints/step-000000/config.json", "batches/step-000000.parquet"):
+    for kept in ("rollouts/a.0/result.json", "checkpoints/step-000000/config.json", "data/samples/step=0/batch.parquet"):
         run = state.create(plain.model_copy(update={"name": f"kept-{kept[:3]}"}))
         file = run.root / kept
-        file.parent.mkdir(exist_ok=True)
+        file.parent.mkdir(parents=True, exist_ok=True)
         file.write_text("{}")
         state.discard(run)
         assert file.exists()

@@ -47,9 +47,9 @@ class Origin:
 
 def row(record: RolloutRecord, calls: Sequence[Call], origin: Origin, log: tuple[str | None, int] = (None, 0)) -> dict[str, Any]:
     """The row of one rollout; `log` as `read_log` gives it."""
-    values = record.model_dump(mode="json")
+    said = record.model_dump(mode="json", exclude_defaults=True)
     found: dict[str, Any] = {column: getattr(record, name) for column, name in _FIELDS.items()}
-    extra = {name: values[name] for name in type(record).model_fields if _RENAMED.get(name, name) not in _STORED}
+    extra = {name: value for name, value in said.items() if _RENAMED.get(name, name) not in _STORED} | _differs(record, calls)
     versions: Counter[str] = Counter()
     for call in calls:
         for version, first, end in call.spans or ():
@@ -71,7 +71,7 @@ def row(record: RolloutRecord, calls: Sequence[Call], origin: Origin, log: tuple
         "trainable_tokens": sum(len(call.ids) for call in calls if call.trainable),
         "verifier_log": log[0],
         "verifier_log_bytes": log[1],
-        "extra": json.dumps(extra | _differs(record, calls), sort_keys=True) if extra or _differs(record, calls) else None,
+        "extra": json.dumps(extra, sort_keys=True) if extra else None,
     }
 
 

@@ -1,0 +1,47 @@
+"""A task's digest, as Harbor counts it: the same directory has the same digest here, in its lock files and in its registry.
+
+sha256 over `<relative path> NUL <sha256 of the file> LF` of each file that belongs to a task (`FILES`, `FOLDERS`), sorted by path, without
+what the task's `.gitignore` leaves out (`IGNORED`, where it has none). A link to a file counts as the file; one to a directory is not
+followed. `.harborignore` is not read.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from collections.abc import Iterator
+from pathlib import Path
+
+FILES = ("task.toml", "instruction.md", "README.md", "trajectory.json")
+FOLDERS = ("environment", "tests", "solution", "steps")
+IGNORED = ("__pycache__/", "*.pyc", ".DS_Store", "*.swp", "*.swo", "*~")
+
+_known: dict[str, tuple[tuple[tuple[str, int, int], ...], str]] = {}
+"""Directory -> what its files looked like, and the digest."""
+
+
+def task_digest(directory: Path) -> str:
+    """`sha256:<hex>` of the task in `directory`. Raises `OSError`. Files are read again only where one's size or time has changed."""
+    found = sorted(_files(directory))
+    stamp = tuple((name, (at := (directory / name).stat()).st_size, at.st_mtime_ns) for name in found)
+    known = _known.get(str(directory))
+    if known is None or known[0] != stamp:
+        whole = hashlib.sha256()
+        for name in found:
+            with (directory / name).open("rb") as file:
+                whole.update(os.fsencode(name) + f"\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+        known = _known[str(directory)] = (stamp, f"sha256:{whole.hexdigest()}")
+    return known[1]
+
+
+def _files(directory: Path) -> Iterator[str]:
+    """Paths relative to `directory`."""
+    from pathspec import PathSpec
+
+    ignore = directory / ".gitignore"
+    rules = PathSpec.from_lines("gitignore", ignore.read_text(errors="replace").splitlines() if ignore.exists() else IGNORED)
+    names = [name for name in FILES if (directory / name).exists()]
+    for folder in FOLDERS:
+        for parent, _, files in os.walk(directory / folder):
+            names += [os.path.relpath(os.path.join(parent, name), directory) for name in files]
+    yield from (name for name in names if os.path.isfile(directory / name) and not rules.match_file(name))

@@ -27,5 +27,6 @@ from forge_ray.config.values import Section, Source
 
 __all__ = [
     "Advantage", "Config", "Credit", "DeepSpeed", "Eval", "EvalSampling", "Harness", "Limits", "Lora", "Loss", "Optimizer", "Policy",
-    "Proxy", "Ray", "Rollouts", "Sampling", "Sandbox", "Section", "Sft", "Source", "Store", "Tasks", "Train", "Upstream", "known_keys", "load",
+    "Proxy", "Ray", "Rollouts", "Sampling", "Sandbox", "Section", "Sft", "Source", "Store", "Tasks", "Train", "Upstream", "known_keys",
+    "load",
 ]  # fmt: skip

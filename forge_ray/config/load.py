@@ -13,6 +13,7 @@ from forge_ray.config.keys import nearest
 from forge_ray.config.run import Config
 from forge_ray.config.values import BUILT_IN_SOURCES, Section, Source
 from forge_ray.errors import UserError
+from forge_ray.reference import parse
 
 
 def load(path: str | os.PathLike[str], overrides: list[str] | None = None) -> Config:
@@ -117,6 +118,9 @@ def _absolute(config: Config, base: Path) -> Config:
         raise UserError(f"runs = {config.runs!r} names an unset variable", where="config", fix="export it or write an absolute path")
     files = {name: path(value) for name in ("chat_template", "script") if (value := getattr(config.policy, name))}
     updates["policy"] = config.policy.model_copy(update=files)
+    if config.rollouts.reward is not None:
+        reference = parse(config.rollouts.reward, base, "rollouts.reward")
+        updates["rollouts"] = config.rollouts.model_copy(update={"reward": str(reference)})
     if config.sandbox.directory:
         updates["sandbox"] = config.sandbox.model_copy(update={"directory": path(config.sandbox.directory)})
     if config.store.location and "://" not in config.store.location:

@@ -9,7 +9,6 @@ from pydantic import Field, model_validator
 from forge_ray.config.values import Count, Number, Positive, Section, Source
 from forge_ray.outcome import RATED, Outcome, Treatment
 
-
 Weight = Annotated[Number, Field(ge=-1e6, le=1e6)]
 
 

@@ -31,7 +31,7 @@ from forge_ray.job.runtime import RunFailed
 from forge_ray.job.scheduler import TaskRef
 from forge_ray.job.step_batches import StepBatches
 from forge_ray.job.step_report import StepReport
-from forge_ray.outcome import RATED
+from forge_ray.outcome import RATED, Treatment, treatment
 from forge_ray.rollout import RolloutRecord
 from forge_ray.run_dir import RunDir
 from forge_ray.serve_proxy.client import ProxyUnavailable
@@ -95,8 +95,8 @@ class Driver:
 
     def restore(self) -> None:
         """Take up the stored rollouts and batches of a stopped run."""
-        trained = self._batches.trained_groups()
-        self._flow.scheduler.restore((r for r in library.records(self.run) if r.purpose == "train"), trained)
+        trained, resampled = self._batches.trained_groups(), self._batches.resampled_groups()
+        self._flow.scheduler.restore((r for r in library.records(self.run) if r.purpose == "train"), trained, resampled)
 
     @property
     def fresh(self) -> bool:
@@ -177,12 +177,15 @@ class Driver:
 
     def _watch(self, record: RolloutRecord) -> None:
         """Stop a run in which nothing works: every treatment of a failure would go on for ever."""
-        self._fruitless = 0 if record.outcome in RATED else self._fruitless + 1
+        rollouts = self.config.rollouts
+        # One that is rated and dropped all the same helps nobody either: a preset that drops what is truncated, and each is.
+        fit = record.purpose == "eval" or treatment(record.outcome, rollouts.preset, rollouts.on_outcome) is Treatment.TRAIN
+        self._fruitless = 0 if record.outcome in RATED and fit else self._fruitless + 1
         # A lost replica may take everything in flight with it once, and that is no reason to stop.
         at_once = max(self.config.rollouts.max_in_flight, self.config.eval.max_in_flight or 0)
         if self._fruitless >= max(24, 3 * self.config.train.group_size, 2 * at_once + 1):
             raise RunFailed(
-                f"the last {self._fruitless} rollouts all failed; the last one: {record.outcome}: {record.detail}; "
+                f"none of the last {self._fruitless} rollouts can be used; the last one: {record.outcome}: {record.detail}; "
                 f"see {self.run.rollouts / record.id}"
             )
 

@@ -29,6 +29,8 @@ class Flow:
         """Launched and not ended."""
         self.outcomes: dict[str, int] = {}
         """Rollouts that ended since the last batch, by outcome."""
+        self.resampled: list[int] = []
+        """Groups that were replaced since the last batch, because they say nothing."""
 
     def launch(self, version: int, *, replays: int = 0) -> list[RolloutRequest]:
         """Rollouts to start now that `version` is served, in order; each must come back through `finish`, or `lost`.
@@ -71,6 +73,16 @@ class Flow:
         self.scheduler.finish(record)
         return [group for group in self.scheduler.ready() if group.index not in before]
 
+    def sift(self, groups: Iterable[Group], silent: Callable[[Group], bool]) -> tuple[list[Group], list[Group]]:
+        """`groups` without those that say nothing, and those: with `train.dynamic_sampling` they are replaced here, up to
+        `train.max_resampled_groups` for a step."""
+        ready = list(groups)
+        left = self._train.max_resampled_groups - len(self.resampled) if self._train.dynamic_sampling else 0
+        gone = [group for group in ready if silent(group)][:left] if left > 0 else []
+        self.scheduler.resample(gone)
+        self.resampled += [group.index for group in gone]
+        return [group for group in ready if group not in gone], gone
+
     def take(self, version: int, groups: Iterable[Group], staleness: Callable[[Group], int]) -> Taken[Group]:
         """What step `version` trains, out of the ready `groups`. `staleness`: a group's exact one, now.
 
@@ -90,4 +102,4 @@ class Flow:
     def used(self, batch: Iterable[Group]) -> None:
         """These groups are a step's batch, which is kept."""
         self.scheduler.take(batch)
-        self.outcomes = {}
+        self.outcomes, self.resampled, self.scheduler.treated = {}, [], {}

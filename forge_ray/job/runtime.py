@@ -23,6 +23,7 @@ from forge_ray.job.scheduler import TaskRef
 from forge_ray.job.sources import resolve
 from forge_ray.job.store import StoreThread, location
 from forge_ray.model_files import MODEL_FIX, policy_problem
+from forge_ray.rewards.plan import refuse
 from forge_ray.run_dir import RunDir
 from forge_ray.tasks.task import load_tasks
 
@@ -89,6 +90,7 @@ class Runtime:
             for name, source in sources
         ]
         loaded = [await asyncio.to_thread(load_tasks, path) if path else [] for path in found]
+        refuse([task for tasks in loaded for task in tasks], self.config.rollouts)
         train, heldout = ([TaskRef(task.name, str(task.directory)) for task in tasks] for tasks in loaded)
         return train, heldout
 

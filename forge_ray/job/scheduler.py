@@ -5,7 +5,8 @@ goes on with the same pairs; a group that has begun keeps its own, which its rec
 
 - a group is admitted whole; `admitted − finished` counts what is queued or running;
 - each slot of a group ends exactly once: with a record that is trained, or dropped after its retries;
-- a group is complete when every slot has ended; it is ready if at least one record may be trained;
+- a group is complete when every slot has ended; it is ready if enough records may be trained to compare one with another: a group that
+  shrank to one rollout has no baseline, and is replaced like one that lost all;
 - a rollout is used by at most one step: a taken group never comes back.
 """
 
@@ -18,6 +19,7 @@ from dataclasses import dataclass, field
 from forge_ray.config import Config
 from forge_ray.outcome import Treatment, treatment
 from forge_ray.rollout import RolloutRecord, RolloutRequest
+from forge_ray.trajectories.advantage import STEP_WIDE
 
 
 @dataclass(frozen=True)
@@ -98,11 +100,20 @@ class Scheduler:
         """Admitted and not ended: queued or in flight."""
         self.stale_groups = 0
         self.empty_groups = 0
-        """Complete groups with nothing to train."""
+        """Complete groups with nothing to train: dropped ones, and those that shrank to fewer than two rollouts."""
+        self.resampled_groups = 0
+        """Complete groups that say nothing and were replaced (`train.dynamic_sampling`)."""
+        self.treated: dict[str, int] = {}
+        """What became of the rollouts that ended, by treatment; a `retry` that has no attempt left is a `drop`. The caller may empty it."""
+        self.unused = 0
+        """Rollouts fit to be trained that no step will train, because their group was dropped, shrank, grew stale or was replaced."""
+        # With a baseline that is the whole step's, one rollout is enough.
+        self._least = 1 if config.train.advantage.name in STEP_WIDE else 2
 
-    def restore(self, records: Iterable[RolloutRecord], trained_groups: Iterable[int]) -> None:
-        """Take up a stopped run: `records` are its stored training rollouts, `trained_groups` those that a step batch holds."""
-        trained = set(trained_groups)
+    def restore(self, records: Iterable[RolloutRecord], trained_groups: Iterable[int], resampled: Iterable[int] = ()) -> None:
+        """Take up a stopped run: `records` are its stored training rollouts, `trained_groups` those that a step batch holds, `resampled`
+        those that were replaced when one was formed."""
+        trained, replaced = set(trained_groups), set(resampled)
         by_group: dict[int, list[RolloutRecord]] = {}
         for record in records:
             if record.group is not None:
@@ -112,6 +123,10 @@ class Scheduler:
             group = self._begun(index, by_group.get(index, []))
             for record in sorted(by_group.get(index, []), key=lambda r: r.attempt):
                 self._take_in(group, record)
+            if index in replaced:
+                self.resampled_groups += 1
+                self.unused += len(group.records)
+                continue
             self.accepted += group.ended
             if index in trained:
                 continue
@@ -152,7 +167,7 @@ class Scheduler:
     @property
     def claimed(self) -> int:
         """Groups that have been, or may still be, part of a step: admitted ones without the dropped and the empty."""
-        return self._next - self.stale_groups - self.empty_groups
+        return self._next - self.stale_groups - self.empty_groups - self.resampled_groups
 
     def finish(self, record: RolloutRecord) -> None:
         """A launched rollout has ended: it is accepted, dropped, or queued for another attempt."""
@@ -161,6 +176,9 @@ class Scheduler:
         self.running -= 1
         before = group.ended
         retry = self._take_in(group, record)
+        became = Treatment.RETRY if retry is not None else self._treatment(record)
+        became = Treatment.DROP if retry is None and became is Treatment.RETRY else became
+        self.treated[became] = self.treated.get(became, 0) + 1
         self.accepted += group.ended - before
         if retry is not None:
             self._admit(retry, first=True)
@@ -186,9 +204,18 @@ class Scheduler:
 
     def drop_stale(self, groups: Iterable[Group]) -> None:
         """These groups are too old to be trained: they are counted and replaced by new ones."""
-        for group in self._remove(groups):
-            self.stale_groups += 1
+        self.stale_groups += self._replace(groups)
+
+    def resample(self, groups: Iterable[Group]) -> None:
+        """These groups say nothing: they are counted and replaced by new ones."""
+        self.resampled_groups += self._replace(groups)
+
+    def _replace(self, groups: Iterable[Group]) -> int:
+        removed = self._remove(groups)
+        for group in removed:
             self.accepted -= group.ended
+            self.unused += len(group.records)
+        return len(removed)
 
     def _remove(self, groups: Iterable[Group]) -> list[Group]:
         gone = {group.index for group in groups}
@@ -220,8 +247,7 @@ class Scheduler:
         self._first_attempt[record.key] = record.attempt + 1
         if slot in group.accepted:
             return None
-        rollouts = self._config.rollouts
-        todo = treatment(record.outcome, rollouts.preset, rollouts.on_outcome)
+        rollouts, todo = self._config.rollouts, self._treatment(record)
         if todo is Treatment.TRAIN:
             if record.reward is None:
                 raise ValueError(f"{record.id} ended {record.outcome} without a reward and cannot be trained")
@@ -234,9 +260,13 @@ class Scheduler:
             group.cancelled = group.cancelled or todo is Treatment.DROP_GROUP
         return None
 
+    def _treatment(self, record: RolloutRecord) -> Treatment:
+        return treatment(record.outcome, self._config.rollouts.preset, self._config.rollouts.on_outcome)
+
     def _close(self, group: Group) -> None:
-        if group.records:
+        if len(group.records) >= self._least:
             self._ready.append(group)
         else:
             self.empty_groups += 1
+            self.unused += len(group.accepted)
             self.accepted -= group.ended

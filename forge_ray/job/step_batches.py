@@ -26,6 +26,8 @@ class StepBatches:
         self._recordings = library.Recordings(run, train_grammar_calls=config.proxy.train_grammar_calls)
         self._built: dict[int, list[Any]] = {}
         """Group index → its records with their calls, once complete."""
+        self._silent: dict[int, bool] = {}
+        """Group index → whether a step would learn nothing from it; asked with `train.dynamic_sampling` only."""
         self._held_since: float | None = None
         self.offered: int | None = None
         """Step whose batch the trainer has."""
@@ -33,6 +35,10 @@ class StepBatches:
     def trained_groups(self) -> set[int]:
         """Groups that a stored batch holds."""
         return {index for step in self._samples.steps for index in self._samples.stats(step)["taken"]}
+
+    def resampled_groups(self) -> set[int]:
+        """Groups that were replaced when a stored batch was formed."""
+        return {index for step in self._samples.steps for index in self._samples.stats(step).get("resampled", ())}
 
     def replays(self, version: int) -> int:
         """Steps from `version` on whose batch is stored already."""
@@ -47,7 +53,13 @@ class StepBatches:
 
     async def build(self, group: Group) -> None:
         """Read the calls of a complete group."""
-        self._built[group.index] = await asyncio.to_thread(self._recordings.with_calls, group.records)
+        from forge_ray.trajectories import batch
+
+        built = await asyncio.to_thread(self._recordings.with_calls, group.records)
+        if self._config.train.dynamic_sampling:
+            alone = await asyncio.to_thread(batch.build_step, [built], self._config.train)
+            self._silent[group.index] = not alone.stats["tokens_trained"]
+        self._built[group.index] = built
 
     async def date(self, group: Group, version: int) -> None:
         """Find out how old the stored rollouts of a group are that goes on after a restart at `version`."""
@@ -85,16 +97,20 @@ class StepBatches:
         from forge_ray.trajectories import batch
 
         train, scheduler = self._config.train, self._flow.scheduler
+        ready, silent = self._flow.sift(
+            [group for group in scheduler.ready() if group.index in self._built], lambda group: self._silent.get(group.index, False)
+        )
+        self._release(silent)
         taken = self._flow.take(
             version,
-            [group for group in scheduler.ready() if group.index in self._built],
+            ready,
             lambda group: batch.group_staleness(self._built[group.index], version, train),
         )
         self._release(taken.stale)
         if taken.held and self._held_since is None:
             self._held_since = time.monotonic()
         if not taken.batch:
-            return False, bool(taken.stale)
+            return False, bool(taken.stale or silent)
         held_s = 0.0 if self._held_since is None else time.monotonic() - self._held_since
         self._held_since = None
         built = await asyncio.to_thread(batch.build_step, [self._built[g.index] for g in taken.batch], train, version=version)
@@ -106,16 +122,21 @@ class StepBatches:
             "stale_groups": scheduler.stale_groups,
             "empty_groups": scheduler.empty_groups,
             "held_s": held_s,
+            "resampled_groups": len(self._flow.resampled),
+            "resampled": list(self._flow.resampled),
+            "unused_rollouts": scheduler.unused,
+            "treatments": {str(name): number for name, number in scheduler.treated.items()},
             "outcomes": dict(self._flow.outcomes),
             "taken": [group.index for group in taken.batch],  # a group without a token to train has no row in the table
         }
         await asyncio.to_thread(self._samples.write, version, built.table, stats)
         self._flow.used(taken.batch)
         self._release(taken.batch)
-        return True, bool(taken.stale)
+        return True, bool(taken.stale or silent)
 
     def _release(self, groups: list[Group]) -> None:
         """Let go of the recordings of groups that are used or dropped."""
         for group in groups:
             del self._built[group.index]
+            self._silent.pop(group.index, None)
             self._recordings.done([*group.accepted.values(), *group.dropped.values()])

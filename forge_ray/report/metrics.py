@@ -36,6 +36,12 @@ class StepMetrics(BaseModel):
     """Share of the trained rollouts with a reward of at least 1."""
     outcomes: dict[str, int] = Field(default_factory=dict)
     """Rollouts that ended since the step before, by outcome class."""
+    treatments: dict[str, int] = Field(default_factory=dict)
+    """What became of them: train, retry, drop, drop_group (`rollouts.on_outcome`)."""
+    unused_rollouts: int | None = None
+    """Rollouts so far that were fit to be trained and never will be: their group was dropped, shrank, grew stale or was replaced."""
+    resampled_groups: int | None = None
+    """Groups that said nothing and were replaced for this step (`train.dynamic_sampling`)."""
     groups: int | None = None
     """Groups in the batch."""
     degenerate_groups: int | None = Field(default=None, validation_alias=AliasChoices("degenerate_groups", "groups_degenerate"))

@@ -9,13 +9,16 @@
   "tokens":   sampled tokens of all rollouts, evaluation included,
   "trained_tokens": tokens that entered the loss,
   "untaught_steps": steps that trained nothing: every group's rewards were equal,
-  "rollouts": number of rollouts (every attempt), "outcomes": {"ok": …, "truncated": …, …}
+  "rollouts": number of rollouts (every attempt), "outcomes": {"ok": …, "truncated": …, …},
+  "treatments": {"train": …, "retry": …, "drop": …, "drop_group": …}: what became of the training rollouts up to the last step,
+  "unused_rollouts": of those fit to be trained, how many never will be, "resampled_groups": replaced by dynamic sampling
 }
 """
 
 from __future__ import annotations
 
 import platform
+from collections import Counter
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -48,6 +51,9 @@ class Summary(BaseModel):
     untaught_steps: int = 0
     rollouts: int = 0
     outcomes: dict[str, int] = Field(default_factory=dict)
+    treatments: dict[str, int] = Field(default_factory=dict)
+    unused_rollouts: int = 0
+    resampled_groups: int = 0
 
     def lines(self) -> list[str]:
         """What was learned, for the end of the terminal's output."""
@@ -59,6 +65,11 @@ class Summary(BaseModel):
             lines.append(f"held-out pass@1 {'before' if before else 'after'} training: {before or after}")
         ended = ", ".join(f"{count} {outcome}" for outcome, count in self.outcomes.items()) or "none"
         lines.append(f"{self.steps} steps, {self.rollouts} rollouts ({ended}), {self.tokens} sampled tokens")
+        if self.unused_rollouts or self.resampled_groups:
+            lines.append(
+                f"{self.unused_rollouts} rollouts were fit to be trained and were not: their group was dropped, shrank, grew stale or was "
+                f"replaced ({self.resampled_groups} groups that said nothing)"
+            )
         if self.untaught_steps:
             lines.append(f"{self.untaught_steps} of {self.steps} steps trained nothing: {SAME}")
         if total := self.seconds.get("total"):
@@ -107,6 +118,9 @@ def summarize(run: RunDir) -> Summary:
         trained_tokens=sum(step.tokens or 0 for step in steps),
         rollouts=len(records),
         outcomes=outcomes(records),
+        treatments=dict(sum((Counter(step.treatments) for step in steps), Counter())),
+        unused_rollouts=max((step.unused_rollouts or 0 for step in steps), default=0),
+        resampled_groups=sum(step.resampled_groups or 0 for step in steps),
     )
 
 

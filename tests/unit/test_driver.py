@@ -148,7 +148,7 @@ def test_one_outage_with_everything_in_flight_is_no_reason_to_stop(tmp_path: Pat
     subject = driver(tmp_path, [], EndedTrainer(), rollouts={"max_in_flight": 32})
     for number in range(64):
         subject._watch(make_record(f"g00000-{number}.0", None))
-    with pytest.raises(RunFailed, match="the last 65 rollouts all failed"):
+    with pytest.raises(RunFailed, match="none of the last 65 rollouts can be used"):
         subject._watch(make_record("g00000-64.0", None))
 
 

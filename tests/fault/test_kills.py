@@ -20,8 +20,9 @@ from forge_ray.outcome import RATED
 from forge_ray.report.metrics import read_metrics
 from forge_ray.rollout import RolloutRecord
 from forge_ray.run_dir import RunDir
-from forge_ray.trajectories.call import version_step
+from forge_ray.trajectories.call import Call, version_step
 from forge_ray.trajectories.call_log import CallLogReader
+from forge_ray.trajectories.store.reader import StoreReader
 from tests.fault.command import Command, sandboxes, small_run
 
 pytestmark = pytest.mark.timeout(900)
@@ -88,6 +89,10 @@ class Story:
 
     def rated(self) -> dict[str, RolloutRecord]:
         return {record.id: record for record in records(self.run) if record.purpose == "train" and record.outcome in RATED}
+
+    def calls(self, rollout: str) -> list[Call]:
+        self._calls.refresh()
+        return self._calls.session(rollout)
 
     def labels(self, rollout: str) -> set[str]:
         """Version labels of the trainable tokens of a rollout."""
@@ -174,6 +179,7 @@ def test_a_run_survives_its_parts_and_its_driver(policy: Path, tmp_path: Path) -
     assert all((row.logprob_diff or 0) < 1e-3 for row in metrics)
 
     _each_rollout_once(story)
+    _each_rollout_stored_once(story)
     batches = story.batches()
     assert {step: batches[step] for step in trained} == trained, "a batch that was formed is never changed"
     used = {rollout: step for step, batch in batches.items() for rollout in batch}
@@ -186,6 +192,16 @@ def test_a_run_survives_its_parts_and_its_driver(policy: Path, tmp_path: Path) -
     labels_after = set(published.digests) - labels_before
     assert {int(label.split(".")[0]) for label in labels_after} == {incarnations + 2}, "one for the proxy, one for the train worker"
     assert {label for rollout in used for label in story.labels(rollout)} <= set(published.digests)
+
+
+def _each_rollout_stored_once(story: Story) -> None:
+    """The store has what was recorded, call by call, whatever was killed: `float32` is all that the engine's logprobs are."""
+    reader = StoreReader(str(story.run.data))
+    assert sorted(record.id for record in reader.rollouts()) == sorted(record.id for record in records(story.run))
+    assert reader.table("calls").num_rows == sum(len(calls) for _, calls in reader.with_calls())
+    for record, calls in reader.with_calls():
+        assert calls == story.calls(record.id), record.id
+        assert record == next(known for known in records(story.run) if known.id == record.id)
 
 
 def _each_rollout_once(story: Story) -> None:

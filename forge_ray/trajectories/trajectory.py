@@ -22,6 +22,7 @@ import pyarrow as pa
 
 from forge_ray.errors import ForgeRayError
 from forge_ray.trajectories.call import Call, version_step
+from forge_ray.trajectories.store.calls import arrays
 
 
 class TrajectoryError(ForgeRayError):
@@ -152,7 +153,7 @@ def of_table(
     def plain(name: str) -> list[Any]:
         return table.column(name).to_pylist()
 
-    new, ids, logprobs = (_views(table, name) for name in ("new", "ids", "logprobs"))
+    new, ids, logprobs = (arrays(table.column(name)) for name in ("new", "ids", "logprobs"))
     steps = _table_steps(table)
     by_rollout: dict[str, list[int]] = {}
     rollouts, ordinals = plain("rollout"), plain("ordinal")
@@ -202,17 +203,9 @@ def of_table(
     return found
 
 
-def _views(table: pa.Table, name: str) -> list[np.ndarray]:
-    """A column of lists as one array per row, without a copy."""
-    column = _whole(table, name)
-    offsets = column.offsets.to_numpy(zero_copy_only=False).tolist()
-    values = column.values.to_numpy(zero_copy_only=False)
-    return [values[first:end] for first, end in pairwise(offsets)]
-
-
 def _table_steps(table: pa.Table) -> list[np.ndarray]:
     """The version step of every sampled token, by row."""
-    column = _whole(table, "spans")
+    column: Any = table.column("spans").combine_chunks()
     spans: Any = column.values
     labels = spans.field("version").dictionary_encode()
     of_label = np.array([version_step(label) for label in labels.dictionary.to_pylist()] or [0], np.int32)
@@ -233,11 +226,3 @@ def _joined(steps: np.ndarray, first: np.ndarray, end: np.ndarray) -> np.ndarray
     if not len(steps) or first[0] != 0 or (first[1:] != end[:-1]).any():
         return np.zeros(0, np.int32)
     return np.repeat(steps, end - first)
-
-
-def _whole(table: pa.Table, name: str) -> Any:
-    """A column as one `ListArray`."""
-    column = table.column(name)
-    return (
-        column.chunk(0) if column.num_chunks == 1 else pa.concat_arrays(column.chunks) if column.num_chunks else pa.array([], column.type)
-    )

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from forge_ray.config import Advantage, Credit, Train
 from forge_ray.outcome import Outcome
 from forge_ray.trajectories import batch
+from forge_ray.trajectories.tree_rows import trees
 from tests.unit.making import make_call, make_record, make_rollout
 
 CENTRED = Advantage(name="dr_grpo")
@@ -131,6 +132,82 @@ def test_what_can_never_be_one_batch_is_refused(group: Any, words: str) -> None:
         built(group)
     with pytest.raises(batch.BatchError, match=r"a\.0 stands twice"):
         built([make_rollout("a.0", 1)], [make_rollout("a.0", 0)])
+
+
+def test_groups_of_a_task_may_mix_harnesses_where_the_config_says_so() -> None:
+    group = [make_rollout("a.0", 1, harness="react"), make_rollout("b.0", 0, harness="codex")]
+    with pytest.raises(batch.BatchError, match="different groups, tasks or harnesses"):
+        built(group)
+    step = built(group, advantage=Advantage(name="dr_grpo", group_by="task"))
+    assert advantages(step) == {"a.0": {0.5}, "b.0": {-0.5}}
+    with pytest.raises(batch.BatchError, match="different groups, tasks or harnesses"):
+        built([group[0], make_rollout("b.0", 0, task_name="other")], advantage=Advantage(group_by="task"))
+
+
+def test_the_statistics_of_the_papers_literal_reading() -> None:
+    # Three calls of r_T = 1 at gamma 1/2: (1/4 + 1/2 + 1) / 3 = 7/12; one call of r_T = 1/4. Their mean is 5/12.
+    group = [make_rollout("a.0", 1, samples=3), make_rollout("b.0", 0.25)]
+    step = built(group, credit=Credit(gamma=0.5, statistics="mean_sample_reward"), advantage=CENTRED)
+    assert sorted(advantages(step)["a.0"]) == pytest.approx([1 / 24, 1 / 12, 1 / 6], abs=1e-7)
+    assert sorted(advantages(step)["b.0"]) == pytest.approx([-1 / 6], abs=1e-7)
+    assert step.table.column("reward").to_pylist() == [1, 1, 1, 0.25], "the reward stays what it was"
+
+
+def test_a_truncated_rollout_can_count_without_being_trained() -> None:
+    group = [make_rollout("a.0", 1), make_rollout("b.0", 0, outcome=Outcome.TRUNCATED)]
+    step = built(group, credit=Credit(truncated="mask"), advantage=CENTRED)
+    assert advantages(step) == {"a.0": {0.5}} and step.stats["rollouts_untrained"] == 1
+    step = built([make_rollout("a.0", 1), make_rollout("b.0", 0.5, outcome=Outcome.TRUNCATED)], credit=Credit(truncated="scale"))
+    assert step.stats["reward_mean"] == 0.75, "as verified"
+    step = built(
+        [make_rollout("a.0", 1), make_rollout("b.0", 0.5, outcome=Outcome.TRUNCATED)], credit=Credit(truncated="scale"), advantage=CENTRED
+    )
+    assert advantages(step) == {"a.0": {0.375}, "b.0": {-0.375}}
+
+
+def test_a_calls_own_reward_adds_its_advantage_among_the_groups_calls() -> None:
+    first = make_rollout("a.0", 1, samples=2, call_rewards={"0": -0.25, "1": 1.0})
+    second = make_rollout("b.0", 0, samples=2, call_rewards={"-1": 0.75, "nobody": 9.0})
+    # Terminal: +-1/2. Own: mean 1/2, so -3/4, 1/2 and 1/4.
+    step = built([first, second], advantage=CENTRED)
+    found = [[a for a, w in zip(row["advantage"], row["weight"], strict=True) if w] for row in step.table.to_pylist()]
+    assert found == [[-0.25] * 3, [1.0] * 3, [-0.5] * 3, [-0.25] * 3]
+    assert step.stats["call_reward_mean"] == 0.5 and step.stats["call_rewards_unknown"] == 1
+    assert advantages(built([first, second], advantage=CENTRED, credit=Credit(call_rewards=2.0)))["b.0"] == {-0.5, 0.0}
+    assert advantages(built([first, second], advantage=CENTRED, credit=Credit(call_rewards=0.0))) == {"a.0": {0.5}, "b.0": {-0.5}}
+
+
+def test_where_only_the_calls_rewards_differ_only_their_calls_are_trained() -> None:
+    group = [make_rollout("a.0", 1, samples=2, call_rewards={"0": 1.0}), make_rollout("b.0", 1, samples=2, call_rewards={"0": 0.0})]
+    step = built(group, advantage=CENTRED)
+    assert [sum(row["weight"]) > 0 for row in step.table.to_pylist()] == [True, False, True, False]
+    assert advantages(step) == {"a.0": {0.5}, "b.0": {-0.5}} and step.stats["groups_degenerate"] == 0
+    assert (step.stats["rollouts_trained"], step.stats["calls_trained"]) == (2, 2)
+    same = [make_rollout("a.0", 1, call_rewards={"0": 1.0}), make_rollout("b.0", 1, call_rewards={"0": 1.0})]
+    assert built(same).stats["groups_degenerate"] == 1
+
+
+@pytest.mark.parametrize("span", ["step", "rollout"])
+def test_a_step_of_tries_has_the_same_numbers_as_one_of_samples(span: str) -> None:
+    groups = [
+        [make_rollout("a.0", 1, samples=3), make_rollout("b.0", 0), make_rollout("c.0", None)],
+        [make_rollout(f"d{n}.0", 1, group=1, samples=2) for n in range(2)],
+    ]
+    config = {"advantage": CENTRED, "tree": {"span": span}}
+    samples, tries = (batch.build_step(groups, Train(builder=name, **config), version=4) for name in ("chain", "tree"))
+    differ = {name for name in samples.stats if samples.stats[name] != tries.stats[name]}
+    assert differ == {"samples", "tokens"}
+    assert tries.stats["samples"] == (1 if span == "step" else 4)
+    # Three calls on one prompt "9 9", each with one more prompt token and three sampled ones, the last of which predicts nothing.
+    assert (samples.stats["tokens"], tries.stats["tokens"]) == (24, 11 if span == "step" else 16)
+    named = {
+        name: (group, harness, reward)
+        for row in tries.table.to_pylist()
+        for name, group, harness, reward in zip(row["rollouts"], row["groups"], row["harnesses"], row["rewards"], strict=True)
+    }
+    assert named["a.0"] == (0, "react", 1) and named["d1.0"] == (1, "react", 1)
+    (tree, *_) = trees(tries.table)
+    assert tree.advantage[tree.owner == tree.rollouts.index("a.0")].tolist() == [0.5] * 9
 
 
 # --- staleness -----------------------------------------------------------------------------------------------------------------------

@@ -224,7 +224,10 @@ class Driver:
 
         started = time.time()
         if event["step"] >= self._synced:
-            await sync(self._client, event["path"], event["version"])
+            node = event.get("node")
+            told = await sync(self._client, self.run, event["path"], event["version"], self.config.train.sync, node=node)
+            for replica in told["replaced"]:
+                self._progress.warn(f"replica {replica} was too slow for the weights of step {event['step']} and was replaced")
             self._synced = event["step"]
         # Else a restarted worker group catches up with what is served: the replicas are not dragged back.
         sync_s = time.time() - started

@@ -149,8 +149,9 @@ class Scheduler:
     def launchable(self, free: int, version: int | None = None) -> list[RolloutRequest]:
         """Up to `free` queued requests, oldest first; they count as running until `finish`. `version`: what their tokens begin with."""
         taken, self._waiting = self._waiting[: max(free, 0)], self._waiting[max(free, 0) :]
-        for request in taken if version is not None else ():
-            self.began(request.group, version)
+        if version is not None:
+            for request in taken:
+                self.began(request.group, version)
         return taken
 
     def began(self, index: int | None, version: int) -> None:

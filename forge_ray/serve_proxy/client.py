@@ -15,8 +15,9 @@ import asyncio
 import contextlib
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
@@ -32,7 +33,11 @@ ATTEMPT_S = 60.0
 
 
 class ProxyUnavailable(ForgeRayError):
-    """Not all replicas of the proxy answered in time."""
+    """Not all replicas of the proxy answered in time. `late`: those of them that did answer before, by id."""
+
+    def __init__(self, message: str, late: frozenset[str] = frozenset()) -> None:
+        super().__init__(message)
+        self.late = late
 
 
 class SessionSummary(BaseModel):
@@ -105,6 +110,8 @@ class ProxyClient:
     _handle: Any = field(default=None, init=False, repr=False, compare=False)
     _made: float = field(default=0.0, init=False, repr=False, compare=False)
     """When the handle was made, on the monotonic clock."""
+    _known: set[str] = field(default_factory=set, init=False, repr=False, compare=False)
+    """Replicas that answered when all did last."""
     _making: Any = field(default_factory=threading.Lock, init=False, repr=False, compare=False)
 
     def __getstate__(self) -> dict[str, Any]:
@@ -119,42 +126,56 @@ class ProxyClient:
 
     async def close_session(self, session: str, timeout_s: float = 180.0) -> SessionSummary:
         """End a session for good: its running calls are aborted, later ones refused. Idempotent. Raises `ProxyUnavailable`."""
-        return merge(session, await self._all("close_session", session, timeout_s=timeout_s))
+        return merge(session, await self.all("close_session", session, timeout_s=timeout_s))
 
-    async def update_weights(self, weights: Any, version: str, timeout_s: float = 900.0) -> dict[str, Any]:
-        """Bring every replica to `version` and return `{"version", "seconds", "replicas"}`; `seconds` is the time all took, wall clock.
+    async def update_weights(
+        self,
+        weights: Any,
+        version: str,
+        timeout_s: float = 300.0,
+        *,
+        pause: Literal["keep", "wait", "abort"] = "keep",
+        decide: Callable[[], None] | None = None,
+    ) -> dict[str, Any]:
+        """Bring every replica to `version`, or leave all at theirs; see `switch`. Idempotent.
 
-        `weights`: the bytes of a safetensors file (or a Ray reference to them), a path that the replicas can read, or None for the file
-        that the run's `weights/current.json` names, which must name this version already. Calls that run go on under the new weights.
-        Repeats until every replica says that it serves the version. Raises `ProxyUnavailable`.
+        `weights`: the bytes of a safetensors file (or a Ray reference to them), a `Parcel`, a path that the replicas can read, or None for
+        the file that the run's `weights/current.json` names, which must name this version already. `decide` makes it name that. `pause`:
+        what becomes of running calls (`train.sync.pause`). Raises `ProxyUnavailable`, and what a replica found wrong with the weights.
         """
-        began = time.monotonic()
-        deadline = began + timeout_s
-        while True:
-            # A list, because a reference that is an argument of its own would be resolved on the way.
-            reports = await self._all("update_weights", version, [weights], timeout_s=deadline - time.monotonic())
-            if all(report["version"] == version for report in reports):
-                return {"version": version, "seconds": time.monotonic() - began, "replicas": len(reports)}
-            await asyncio.sleep(0.2)
+        from forge_ray.serve_proxy.switch import switch
+
+        return await switch(self, weights, version, timeout_s=timeout_s, pause=pause, decide=decide)
 
     async def status(self, timeout_s: float = 60.0) -> list[dict[str, Any]]:
-        """Per replica: `replica`, `pid`, `version`, `live` (running calls), `calls`, `sampled_tokens`, `window`, `sessions`."""
-        return await self._all("status", timeout_s=timeout_s)
+        """Per replica: `replica`, `pid`, `node` (Ray's id), `version`, `live` (running calls), `calls`, `sampled_tokens`, `window` and
+        `sessions`."""
+        return await self.all("status", timeout_s=timeout_s)
 
-    async def _all(self, method: str, *arguments: Any, timeout_s: float) -> list[dict[str, Any]]:
-        """The answers of all replicas, each from a different one. Waits for replicas that are missing."""
+    async def replace(self, replica: str) -> None:
+        """Kill a replica, so that Serve starts another in its place. One that is gone already is no error."""
+        import ray
+
+        with contextlib.suppress(ValueError):  # no such actor
+            actor = await asyncio.to_thread(ray.get_actor, f"SERVE_REPLICA::{self.app}#{DEPLOYMENT}#{replica}", "serve")
+            ray.kill(actor)
+
+    async def all(self, method: str, *arguments: Any, timeout_s: float) -> list[dict[str, Any]]:
+        """The answers of all replicas, each from a different one. Waits for replicas that are missing.
+
+        Raises `ProxyUnavailable`, whose `late` are those that could have answered.
+        """
         deadline = time.monotonic() + timeout_s
-        failing_since, problem = time.monotonic(), "no replica answered"
+        failing_since, problem, late = time.monotonic(), "no replica answered", self._known
         while (left := deadline - time.monotonic()) > 0:
-            try:
-                results = await asyncio.wait_for(self._broadcast(method, *arguments), min(left, ATTEMPT_S))
-            except TimeoutError:
-                results, problem = [], f"not all of {self.replicas} replicas answered"
-            else:
-                answers = [result for result in results if not isinstance(result, BaseException)]
-                if len({answer["replica"] for answer in answers}) >= self.replicas:
-                    return answers
-                problem = f"{len(answers)} of {self.replicas} replicas answered"
+            results = await self._broadcast(min(left, ATTEMPT_S), method, *arguments)
+            answers = [result for result in results if not isinstance(result, BaseException)]
+            ids = {answer["replica"] for answer in answers}
+            if len(ids) >= self.replicas:
+                self._known = ids
+                return answers
+            late = self._known - ids
+            problem = f"{len(ids)} of {self.replicas} replicas answered"
             for error in results:
                 if isinstance(error, BaseException):
                     if not _transient(error):
@@ -163,13 +184,15 @@ class ProxyClient:
             if time.monotonic() - max(failing_since, self._made) > RENEW_S:
                 await self._drop_handle()
             await asyncio.sleep(min(0.3, max(0.0, deadline - time.monotonic())))
-        raise ProxyUnavailable(f"{method}: {problem} within {timeout_s:.0f} s")
+        raise ProxyUnavailable(f"{method}: {problem} within {timeout_s:.0f} s", frozenset(late))
 
-    async def _broadcast(self, method: str, *arguments: Any) -> list[Any]:
+    async def _broadcast(self, timeout_s: float, method: str, *arguments: Any) -> list[Any]:
         """The answer or the error of each replica that the handle knows; one error where it reaches none."""
         try:
             handle = self._handle or await asyncio.to_thread(self._make_handle)
-            return await handle.broadcast(method, *arguments).results_async(return_exceptions=True)
+            # `results_async` would lose the answers that came when one does not.
+            found = await asyncio.wait_for(handle.broadcast(method, *arguments)._fetch_replica_results_async(), timeout_s)
+            return await asyncio.gather(*(_in_time(result, timeout_s) for result in found))
         except Exception as error:
             return [error]
 
@@ -193,6 +216,16 @@ class ProxyClient:
                 await asyncio.wait_for(handle.shutdown_async(), 5)
 
 
+async def _in_time(result: Any, timeout_s: float) -> Any:
+    """A replica's answer, or what it raised, or that it said nothing."""
+    try:
+        return await asyncio.wait_for(result.get_async(), timeout_s)
+    except TimeoutError:
+        return TimeoutError("one did not answer")
+    except Exception as error:
+        return error
+
+
 def _transient(error: BaseException) -> bool:
     """Whether a replica was lost or is not there yet, so that asking again can help."""
     import grpc
@@ -204,4 +237,4 @@ def _transient(error: BaseException) -> bool:
     if isinstance(error, grpc.RpcError):  # the replica's server was shutting down
         code = getattr(error, "code", lambda: None)()
         return code in (grpc.StatusCode.CANCELLED, grpc.StatusCode.UNAVAILABLE)
-    return isinstance(error, RayActorError | DeploymentUnavailableError | RayServeException | ConnectionError)
+    return isinstance(error, RayActorError | DeploymentUnavailableError | RayServeException | ConnectionError | TimeoutError)

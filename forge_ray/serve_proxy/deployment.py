@@ -17,7 +17,7 @@ import re
 import socket
 import time
 import zlib
-from typing import Any
+from typing import Any, Literal
 
 import ray
 from ray import serve
@@ -48,7 +48,6 @@ class Policy:
         self._keys = keys
         self.config, self.run, self.model_dir, self.incarnation = config, RunDir(Path(run_root)), model_dir, incarnation
         self.replica = serve.get_replica_context().replica_id.unique_id
-        self._updating = asyncio.Lock()
         self._ready = False
 
     async def __serve_build_asgi_app__(self) -> Any:
@@ -58,13 +57,14 @@ class Policy:
             raise RuntimeError(f"{MARK}{error}") from error
 
     async def _build(self) -> Any:
-        from forge_ray.serve_proxy import vllm_internals, weights
+        from forge_ray.serve_proxy import vllm_internals
         from forge_ray.serve_proxy.admission import Admission
         from forge_ray.serve_proxy.disconnects import Disconnects
         from forge_ray.serve_proxy.edge import Edge, EdgeSettings
         from forge_ray.serve_proxy.recording import Recorder
         from forge_ray.serve_proxy.recovery import Recovery
         from forge_ray.serve_proxy.session_index import SessionIndex
+        from forge_ray.serve_proxy.updates import Updates
         from forge_ray.serve_proxy.upstream_routes import Targets
         from forge_ray.trajectories.call_log import CallLogWriter
 
@@ -87,12 +87,16 @@ class Policy:
         )
         slots = int(self.engine.vllm_config.scheduler_config.max_num_seqs)
         self.admission = self.recorder.admission = Admission.of(config.proxy, slots)
-        self._expected = weights.checkpoint(self.model_dir)
-        self._tied = bool(getattr(self.engine.model_config.hf_config, "tie_word_embeddings", False))
+        self.updates = Updates(
+            self.run,
+            self.model_dir,
+            engine=self.engine,
+            recorder=self.recorder,
+            admission=self.admission,
+            tied=bool(getattr(self.engine.model_config.hf_config, "tie_word_embeddings", False)),
+        )
         await self.engine.label(f"{self.incarnation}.init")
-        while (current := weights.current(self.run)) is not None and current[0] != self.recorder.version:
-            # Again, if newer ones were published meanwhile.
-            await self._load(current[0], current[1])
+        await self.updates.load_current()
         app = await vllm_internals.make_app(self.engine, args)
         settings = EdgeSettings.of(config, self.index.window(window), self.run.bodies)
         sessions = Sessions(secret(self.run))
@@ -127,21 +131,28 @@ class Policy:
             self.engine.prompts.forget(session)
         return {"replica": self.replica, **self.index.state(session).report()}
 
-    async def update_weights(self, version: str, payload: list[Any]) -> dict[str, Any]:
-        """Serve `version`: at once if it is served already. `payload` holds one item, see `ProxyClient.update_weights`."""
-        # A task of its own: a caller that gives up must not leave a half-updated engine behind.
-        await asyncio.shield(asyncio.ensure_future(self._update(version, payload[0])))
+    async def prepare_weights(self, version: str, payload: list[Any]) -> dict[str, Any]:
+        """Get `version` ready, see `Updates`. `payload` holds one item, see `ProxyClient.update_weights`."""
+        # A task of its own, here and below: a caller that gives up must not leave a half-updated engine behind.
+        await asyncio.shield(asyncio.ensure_future(self.updates.prepare(version, payload[0])))
         return {"replica": self.replica, "version": self.recorder.version}
 
-    async def weight_transfer(self, step: str, info: dict[str, Any] | None = None, version: str | None = None) -> dict[str, Any]:
-        """One step (init | start | update | finish) of vLLM's weight-transfer protocol for a trainer that sends by a backend of vLLM's own
-        (nccl). Untested: no GPU has run it."""
-        async with self._updating:
-            if step == "start":
-                self.admission.pause()
-            await self.engine.transfer(step, info or {}, version)  # type: ignore[union-attr]
-            if step == "finish":
-                self.admission.resume()
+    async def commit_weights(self, version: str, pause: Literal["keep", "wait", "abort"]) -> dict[str, Any]:
+        """Serve `version`; `pause`: `train.sync.pause`."""
+        await asyncio.shield(asyncio.ensure_future(self.updates.commit(version, pause)))
+        return {"replica": self.replica, "version": self.recorder.version, "paused_s": self.updates.paused_s}
+
+    async def discard_weights(self) -> dict[str, Any]:
+        """Forget what was prepared."""
+        await self.updates.discard()
+        return {"replica": self.replica, "version": self.recorder.version}
+
+    async def weight_transfer(self, step: str, info: dict[str, Any], version: str | None) -> dict[str, Any]:
+        """See `Updates.transfer`. `info`: the step's own; of `init` with `offsets`, this replica's first rank by its id."""
+        info = dict(info)
+        if offsets := info.pop("offsets", None):
+            info["rank_offset"] = offsets[self.replica]
+        await asyncio.shield(asyncio.ensure_future(self.updates.transfer(step, info, version, self.config.train.sync.pause)))
         return {"replica": self.replica, "version": self.recorder.version}
 
     async def status(self) -> dict[str, Any]:
@@ -149,6 +160,7 @@ class Policy:
         return {
             "replica": self.replica,
             "pid": os.getpid(),
+            "node": ray.get_runtime_context().get_node_id(),
             "version": self.recorder.version,
             "live": len(self.recorder.live),
             "calls": self.recorder.calls,
@@ -167,33 +179,6 @@ class Policy:
         await self.engine.check_health()
         if self.log.broken is not None:
             raise self.log.broken
-
-    async def _update(self, version: str, payload: Any) -> None:
-        from forge_ray.serve_proxy import weights
-
-        async with self._updating:
-            if self.recorder.version == version:
-                return
-            if payload is None:
-                current = weights.current(self.run)
-                if current is None or current[0] != version:
-                    raise weights.WeightMismatch(f"weights/current.json does not name version {version}")
-                payload = current[1]
-            elif isinstance(payload, ray.ObjectRef):
-                payload = await payload
-            await self._load(version, payload)
-
-    async def _load(self, version: str, payload: Any) -> None:
-        from forge_ray.serve_proxy import weights
-
-        with_file = weights.as_file(payload)
-        path = await asyncio.to_thread(with_file.__enter__)
-        try:
-            weights.check(path, self._expected, tied=self._tied)
-            with self.admission.paused():
-                await self.engine.update_policy(path, version)
-        finally:
-            await asyncio.to_thread(with_file.__exit__, None, None, None)
 
     def __del__(self) -> None:
         # Serve's orderly end. After a kill the engine's process ends by its lifeline.

@@ -69,6 +69,10 @@ class Output(Protocol):
     def finished(self) -> bool: ...
 
 
+class EndedByUpdate(ForgeRayError):
+    """The call was given up for a weight update (`train.sync.pause: abort`); what was sampled is no whole reply."""
+
+
 O = TypeVar("O", bound=Output)  # noqa: E741
 
 
@@ -95,6 +99,8 @@ class LiveCall:
     opened: asyncio.Future[None] | None = None
     """Its open event on its way to the disk; None: it is there."""
     ended: bool = False
+    given_up: bool = False
+    """A weight update is ending it."""
     done: asyncio.Event = field(default_factory=asyncio.Event)
     """Set when the end event is on disk."""
 
@@ -294,6 +300,11 @@ class Recorder:
                 call.context.failed = "the engine's stream ended without a last output"
                 await self._shielded(self._end(call, "failed", error=call.context.failed))
 
+    def give_up(self) -> None:
+        """A weight update is about to end the calls that run: their requests fail, so that the harness asks again."""
+        for call in self.live.values():
+            call.given_up = True
+
     def calls_of(self, session: str) -> list[LiveCall]:
         return [call for call in self.live.values() if call.context.session == session]
 
@@ -318,6 +329,8 @@ class Recorder:
         context.finish_reason = reason
         if reason == "abort":
             await self._end(call, "cancelled", reason=reason)
+            if call.given_up:
+                raise EndedByUpdate("a weight update ended the call")
             return
         if reason == "error":
             context.failed = "the engine ended the call with an error"

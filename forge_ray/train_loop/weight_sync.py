@@ -1,51 +1,73 @@
 """Weights on their way from the trainer into the live replicas.
 
-The trainer's rank 0 `publish`es: a safetensors file named after the version, then `weights/current.json`, both durable, so that a
-replica that (re)starts at any moment finds the newest complete version. The driver then `sync`s: the file's bytes go through Ray's
-object store (one copy per node, zero-copy to its replicas) and every replica loads them through vLLM's weight-transfer protocol
-before the call returns.
+The trainer's rank 0 `publish`es: a safetensors file named after the version, durable. The driver then `sync`s: every replica gets the file
+ready and checks it, `weights/current.json` is made to name it, every replica switches (`serve_proxy/switch.py`). So a replica that
+(re)starts at any moment finds whole weights, those that the others serve.
+
+The file is read in place by replicas on the node that wrote it; to other nodes its bytes go through Ray's object store, straight from that
+node, one copy each (`serve_proxy/parcel.py`). Of adapters only these are published and sent (`serve_proxy/weights.py` has the form).
 """
 
 from __future__ import annotations
 
-import asyncio
 import json
 import os
+from collections.abc import Iterable, Mapping
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from forge_ray.run_dir import RunDir, write_json
 
 if TYPE_CHECKING:
     import torch
 
+    from forge_ray.config.sync import Sync
     from forge_ray.serve_proxy.client import ProxyClient
 
 KEPT = 3
 """Weight files kept: the current one and those that a replica may just be reading."""
 
 
-def publish(run: RunDir, model: torch.nn.Module, version: str) -> Path:
-    """Write the parameters of `model` (tied ones once) as version `version` and make it the current one."""
+def collect(tensors: Iterable[tuple[str, torch.Tensor]], *, keep: bool = True) -> dict[str, torch.Tensor]:
+    """Copies of `tensors` in host memory, one after the other; with `keep` false only gone through (it may be collective)."""
+    return {name: value.detach().to("cpu", copy=True).contiguous() for name, value in tensors if keep}
+
+
+def publish(run: RunDir, tensors: Mapping[str, torch.Tensor], version: str, metadata: Mapping[str, str] | None = None) -> Path:
+    """Write `tensors` as version `version`: the model's parameters (tied ones once), or adapters, which `metadata` says
+    (`serve_proxy/weights.py`)."""
+    target = run.weights / f"{version}.safetensors"
+    if not isinstance(tensors, Mapping):  # a whole model
+        tensors = collect(tensors.named_parameters())
+    write(target, tensors, {**(metadata or {}), "version": version})
+    now = current(run)
+    served = None if now is None else Path(now["path"])
+    files = sorted(run.weights.glob("[!.]*.safetensors"), key=lambda file: file.stat().st_mtime)
+    for old in files[:-KEPT]:
+        if old != served:
+            old.unlink(missing_ok=True)
+    return target
+
+
+def write(target: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
+    """A safetensors file that is whole and on disk, or not there."""
     from safetensors.torch import save_file
 
-    tensors = {name: parameter.detach().to("cpu").contiguous() for name, parameter in model.named_parameters()}
-    target = run.weights / f"{version}.safetensors"
-    temporary = target.with_name(f".{target.name}")
-    save_file(tensors, temporary, metadata={"version": version})
+    temporary = target.with_name(f".new.{target.name}")
+    save_file(dict(tensors), temporary, metadata=dict(metadata))
     handle = os.open(temporary, os.O_RDONLY)
     os.fsync(handle)
     os.close(handle)
     os.replace(temporary, target)
-    write_json(run.weights / "current.json", {"version": version, "path": target.name})  # a run may be moved
-    files = sorted(run.weights.glob("[!.]*.safetensors"), key=lambda file: file.stat().st_mtime)
-    for old in files[:-KEPT]:
-        old.unlink(missing_ok=True)
-    return target
+
+
+def make_current(run: RunDir, path: str | Path, version: str) -> None:
+    """From now on a replica that starts serves `version`. Durable."""
+    write_json(run.weights / "current.json", {"version": version, "path": Path(path).name})  # a name: a run may be moved
 
 
 def current(run: RunDir) -> dict[str, str] | None:
-    """`{"version", "path"}` (the path absolute) of the current weights, or None before the first publish."""
+    """`{"version", "path"}` (the path absolute) of the current weights, or None before the first update."""
     file = run.weights / "current.json"
     if not file.exists():
         return None
@@ -53,10 +75,34 @@ def current(run: RunDir) -> dict[str, str] | None:
     return {**found, "path": str(run.current_weights(found["path"]))}
 
 
-async def sync(client: ProxyClient, path: str, version: str) -> dict:
-    """Bring every live replica to `version`; returns the client's timings. Idempotent."""
-    import numpy
+async def sync(client: ProxyClient, run: RunDir, path: str, version: str, settings: Sync, *, node: str | None = None) -> dict[str, Any]:
+    """Bring every live replica to `version` and make it the run's current one; returns `switch`'s figures and `bytes`. Idempotent.
+
+    `node`: Ray's id of the node that wrote the file at `path`; None: this one.
+    """
     import ray
 
-    ref = ray.put(await asyncio.to_thread(numpy.fromfile, path, dtype=numpy.uint8))
-    return await client.update_weights(ref, version)
+    from forge_ray.serve_proxy.parcel import Parcel
+
+    node = node or ray.get_runtime_context().get_node_id()
+    replicas = await client.status(timeout_s=settings.timeout_s)
+    away = {replica["node"] for replica in replicas} - {node}
+    parcel = Parcel(path, node, [_fetch(path, node)] if away else None)
+    told = await client.update_weights(
+        parcel, version, settings.timeout_s, pause=settings.pause, decide=lambda: make_current(run, path, version)
+    )
+    return {**told, "bytes": os.stat(path).st_size * len(away)}
+
+
+def _fetch(path: str, node: str) -> Any:
+    """A reference to the bytes of a file on `node`, which stay there until somebody else asks for them."""
+    import ray
+    from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    @ray.remote(num_cpus=0, max_retries=3)
+    def read(path: str) -> Any:
+        import numpy
+
+        return numpy.fromfile(path, dtype=numpy.uint8)
+
+    return read.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(path)

@@ -22,4 +22,6 @@ def test_the_traps_have_teeth(tmp_path: Path) -> None:
     assert found.pop("prompt_tokens") > 300
     assert found.pop("careless/stale head") > 1e-2
     assert found.pop("forge_ray_file/stale prefix cache") > 1e-2
+    assert min(found.pop(f"forge_ray_file/not adapted {number}") for number in (4, 5)) > 1e-2
+    assert max(found.pop(f"forge_ray_file/adapters {number}") for number in (4, 5)) < 1e-5
     assert all(value < 1e-4 for value in found.values()), found

@@ -14,7 +14,7 @@ from vllm import LLM, SamplingParams
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
-from forge_ray.serve_proxy.vllm_internals import FileWeights
+from forge_ray.serve_proxy.vllm_internals.file_weights import FileWeights
 from tests.reference import Reference
 
 
@@ -25,6 +25,25 @@ class Careless(FileWeights):
         from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
 
         finalize_layerwise_reload(self.model, self.model_config)
+
+
+def adapters(model_dir: str, work: Path, seed: int) -> tuple[str, Reference]:
+    """Random adapters on every linear layer as the trainer publishes them, and the model that peft makes of them."""
+    import torch
+
+    from forge_ray.config import Lora
+    from forge_ray.train_loop import lora, weight_sync
+
+    merged = Reference(model_dir)
+    model = lora.attach(merged.model, Lora(rank=4, alpha=8))
+    torch.manual_seed(seed)
+    trained = [(name, value) for name, value in model.base_model.model.named_parameters() if value.requires_grad]
+    for _, value in trained:
+        torch.nn.init.normal_(value, std=0.05)
+    tensors, told = lora.published(model.base_model.model, trained)
+    weight_sync.write(work / f"{seed}.safetensors", tensors, told)
+    merged.model = model.merge_and_unload()
+    return str(work / f"{seed}.safetensors"), merged
 
 
 def main(model_dir: str, work: str) -> None:
@@ -69,6 +88,16 @@ def main(model_dir: str, work: str) -> None:
             update(number)
             engine.reset_prefix_cache()
             found[f"{backend}/after {number}"] = difference(versions[number])
+        # Adapters, twice: the second must not stand on the first.
+        for number in (4, 5):
+            path, merged = adapters(model_dir, Path(work), number)
+            engine.start_weight_update()
+            base = sorted(str(file) for file in Path(model_dir).glob("*.safetensors"))
+            engine.update_weights(WeightTransferUpdateRequest(update_info={"path": path, "base": base}))
+            engine.finish_weight_update()
+            engine.reset_prefix_cache()
+            found[f"{backend}/adapters {number}"] = difference(merged)
+            found[f"{backend}/not adapted {number}"] = difference(reference)
     print(json.dumps(found))
 
 

@@ -76,8 +76,9 @@ def driver(tmp_path: Path, events: list[dict[str, Any]], trainer: Any, **section
 async def test_a_trainer_that_has_returned_already_still_gives_its_weights(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced = []
 
-    async def sync(_: Any, path: str, version: str) -> None:
+    async def sync(_: Any, run: RunDir, path: str, version: str, settings: Any, *, node: str | None) -> dict[str, Any]:
         synced.append((path, version))
+        return {"replaced": []}
 
     monkeypatch.setattr("forge_ray.train_loop.weight_sync.sync", sync)
     weights = {"kind": "weights", "step": 4, "version": "2.4", "path": "w", "metrics": None, "restored": None, "stats": None}
@@ -100,8 +101,9 @@ async def test_workers_that_gave_up_end_the_run(tmp_path: Path) -> None:
 async def test_replicas_are_not_dragged_back_by_a_worker_group_that_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced = []
 
-    async def sync(_: Any, path: str, version: str) -> None:
+    async def sync(_: Any, run: RunDir, path: str, version: str, settings: Any, *, node: str | None) -> dict[str, Any]:
         synced.append(version)
+        return {"replaced": []}
 
     monkeypatch.setattr("forge_ray.train_loop.weight_sync.sync", sync)
     blank = {"kind": "weights", "path": "w", "metrics": None, "restored": None, "stats": None}

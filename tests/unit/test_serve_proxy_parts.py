@@ -121,7 +121,7 @@ def test_weights_are_checked_against_the_checkpoint(tmp_path: Path) -> None:
 
     def check(tied: bool = True, **changes: Any) -> None:
         save_file(_weights(**changes), tmp_path / "new.safetensors")
-        weights.check(tmp_path / "new.safetensors", expected, tied=tied)
+        weights.check(weights.WeightFiles(str(tmp_path / "new.safetensors")), expected, tied=tied)
 
     check()
     for problem, tied, changes in (
@@ -134,7 +134,35 @@ def test_weights_are_checked_against_the_checkpoint(tmp_path: Path) -> None:
             check(tied, **changes)
     (tmp_path / "torn.safetensors").write_bytes((tmp_path / "new.safetensors").read_bytes()[:20])
     with pytest.raises(weights.WeightMismatch, match="no safetensors file"):
-        weights.check(tmp_path / "torn.safetensors", expected, tied=True)
+        weights.check(weights.WeightFiles(str(tmp_path / "torn.safetensors")), expected, tied=True)
+
+
+def test_adapters_are_checked_against_the_checkpoint_and_find_their_base(tmp_path: Path) -> None:
+    run, model, told = RunDir(tmp_path / "run").create(training=False), tmp_path / "model", {"lora": "1", "scale:proj": "2.0"}
+    model.mkdir()
+    save_file({"proj.weight": np.zeros((4, 3), dtype=np.float32)}, model / "model.safetensors")
+    expected = weights.checkpoint(model)
+
+    def check(told: dict[str, str], **shapes: tuple[int, int]) -> weights.WeightFiles:
+        named = {f"{name[:-2]}.lora_{name[-1]}": np.zeros(shape, dtype=np.float32) for name, shape in shapes.items()}
+        save_file(named, tmp_path / "new.safetensors", metadata=told)
+        found = weights.files(str(tmp_path / "new.safetensors"), run, str(model))
+        weights.check(found, expected, tied=True)
+        return found
+
+    assert check(told, proj_A=(2, 3), proj_B=(4, 2)).base == (str(model / "model.safetensors"),)
+    for problem, text, shapes in (
+        (r"proj.lora_A .* does not fit", told, {"proj_A": (2, 3)}),
+        (r"does not fit proj.weight of shape \[4, 3\]", told, {"proj_A": (2, 4), "proj_B": (4, 2)}),
+        (r"does not fit", told, {"proj_A": (2, 3), "proj_B": (4, 1)}),
+        (r"has no other.weight", told, {"other_A": (2, 3), "other_B": (4, 2)}),
+        (r"the file no scale", {"lora": "1"}, {"proj_A": (2, 3), "proj_B": (4, 2)}),
+        (r"base of the adapters is not there", told | {"base": "gone"}, {"proj_A": (2, 3), "proj_B": (4, 2)}),
+    ):
+        with pytest.raises(weights.WeightMismatch, match=problem):
+            check(text, **shapes)
+    (run.weights / ".base.safetensors").write_bytes((model / "model.safetensors").read_bytes())
+    assert check(told | {"base": ".base.safetensors"}, proj_A=(2, 3), proj_B=(4, 2)).base == (str(run.weights / ".base.safetensors"),)
 
 
 def test_a_payload_becomes_a_file_for_as_long_as_it_is_needed(tmp_path: Path) -> None:

@@ -3,30 +3,21 @@
 - `parse_arguments`, `make_engine` and `make_app` make vLLM's own API server app over an engine of ours.
 - `Recording` is the mixin that puts the engine tap (`recording.Recorder`) around `generate`. `RecordingLLM` is AsyncLLM with it,
   `ScriptedLLM` an engine without a model that answers from a script.
-- `FileWeights` is the weight-transfer backend that reads a safetensors file, for machines where none of vLLM's own runs.
 
-In the engine's worker process this module is imported as the home of `WorkerExtension`: that registers the backend there and ties
-the worker's life to the replica's.
+In the engine's worker process this module is imported as the home of `WorkerExtension`: that registers our weight-transfer backends there
+(`file_weights`, `nccl_weights`) and ties the worker's life to the replica's.
 """
 
 from __future__ import annotations
 
 import asyncio
 from argparse import Namespace
-from collections.abc import AsyncGenerator, Iterator, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from typing import Any, cast
+from dataclasses import asdict
+from typing import Any, Literal, cast
 
-import torch
-from vllm.distributed.weight_transfer.base import (
-    WeightTransferEngine,
-    WeightTransferInitInfo,
-    WeightTransferInitRequest,
-    WeightTransferUpdateInfo,
-    WeightTransferUpdateRequest,
-)
-from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
+from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 from vllm.engine.arg_utils import AsyncEngineArgs
 from vllm.exceptions import GracefulHTTPError, VLLMClientError, VLLMValidationError
 from vllm.outputs import RequestOutput
@@ -42,15 +33,16 @@ from forge_ray.serve_proxy.growing_prompts import GrowingPrompts
 from forge_ray.serve_proxy.identity import CallContext, current
 from forge_ray.serve_proxy.recording import Recorder, forced
 from forge_ray.serve_proxy.scripted_engine import load_script
+from forge_ray.serve_proxy.vllm_internals import file_weights
 from forge_ray.serve_proxy.vllm_internals.parsers import check_parsers
 from forge_ray.serve_proxy.vllm_internals.repairs import repair
 from forge_ray.serve_proxy.vllm_internals.scripted_client import TASKS, ScriptedClient
 from forge_ray.serve_proxy.vllm_internals.tokenizing import reuse_tokens
 from forge_ray.serve_proxy.vllm_internals.turns import ServerTurns, media
+from forge_ray.serve_proxy.weights import WeightFiles
 
 REFUSALS: tuple[type[BaseException], ...] = (VLLMClientError, GracefulHTTPError)
 """Exceptions that mean that a request was invalid or not admitted, not that the engine failed."""
-FILE_BACKEND = "forge_ray_file"
 KEPT = (
     "max_tokens",
     "stop",
@@ -82,6 +74,11 @@ RECORDED = (
     "allowed_token_ids",
     "bad_words",
 )
+
+
+BACKENDS = {"file": file_weights.FILE_BACKEND, "nccl": file_weights.NCCL_BACKEND}
+"""vLLM's names of what `train.sync.backend` says."""
+PauseMode = Literal["keep", "wait", "abort"]
 
 
 class EngineBroken(ForgeRayError):
@@ -190,42 +187,50 @@ class RecordingLLM(Recording, AsyncLLM):
     broken: str | None = None
     _transfer_ready = False
 
-    async def update_policy(self, path: str, version: str) -> None:
-        """Load the safetensors file at `path` as `version`. Running calls are frozen, not ended: their cached keys and values are computed
-        anew from the new weights, so a version span says exactly which weights sampled which token. The prefix cache starts empty.
+    async def update_policy(self, found: WeightFiles, version: str, *, pause: PauseMode = "keep") -> None:
+        """Load the weights in `found` as `version`. Running calls are frozen (`keep`), drained (`wait`) or ended (`abort`). The cached keys
+        and values of frozen ones are computed anew from the new weights, so a version span says exactly which weights sampled which token.
+        The prefix cache starts empty.
 
         Raises `EngineBroken`; the engine then stays paused and `check_health` fails.
         """
         try:
-            await self.pause_generation(mode="keep", clear_cache=True)
-            if not self._transfer_ready:
+            await self._pause(pause)
+            transfer = self.vllm_config.weight_transfer_config
+            if not self._transfer_ready and transfer is not None and transfer.backend == file_weights.FILE_BACKEND:
                 await self.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
                 self._transfer_ready = True
             await self.start_weight_update()
-            await self.update_weights(WeightTransferUpdateRequest(update_info={"path": path}))
-            await self.finish_weight_update(weight_version=version)
-            self.recorder.version = version
-            await self.resume_generation()
+            await self.update_weights(WeightTransferUpdateRequest(update_info=asdict(found)))
+            await self._finish_update(version)
         except BaseException as error:
             self.broken = f"the update to version {version} failed: {error!r}"
             raise EngineBroken(self.broken) from error
 
-    async def transfer(self, step: str, info: dict[str, Any], version: str | None) -> None:
+    async def transfer(self, step: str, info: dict[str, Any], version: str | None, *, pause: PauseMode = "keep") -> None:
         """One step of vLLM's weight-transfer protocol, for a trainer that sends through one of vLLM's own backends. Untested (needs
         GPUs)."""
         if step == "init":
             await self.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info))
         elif step == "start":
-            await self.pause_generation(mode="keep", clear_cache=True)
+            await self._pause(pause)
             await self.start_weight_update()
         elif step == "update":
             await self.update_weights(WeightTransferUpdateRequest(update_info=info))
         elif step == "finish" and version is not None:
-            await self.finish_weight_update(weight_version=version)
-            self.recorder.version = version
-            await self.resume_generation()
+            await self._finish_update(version)
         else:
             raise ValueError(f"{step!r} is no step of a weight transfer")
+
+    async def _pause(self, mode: PauseMode) -> None:
+        if mode == "abort":
+            self.recorder.give_up()
+        await self.pause_generation(mode=mode, clear_cache=True)
+
+    async def _finish_update(self, version: str) -> None:
+        await self.finish_weight_update(weight_version=version)
+        self.recorder.version = version
+        await self.resume_generation()
 
     async def label(self, version: str) -> None:
         """Name the weights that the engine was started with."""
@@ -241,8 +246,11 @@ class RecordingLLM(Recording, AsyncLLM):
 class ScriptedLLM(Recording, ScriptedClient):
     """The scripted engine with the engine tap. A weight update changes its version label and nothing else."""
 
-    async def update_policy(self, path: str, version: str) -> None:
+    async def update_policy(self, found: WeightFiles, version: str, *, pause: PauseMode = "keep") -> None:
         self.recorder.version = version
+
+    async def transfer(self, step: str, info: dict[str, Any], version: str | None, *, pause: PauseMode = "keep") -> None:
+        raise NotImplementedError("the scripted engine has no weights")
 
     async def label(self, version: str) -> None:
         self.recorder.version = version
@@ -273,8 +281,7 @@ def parse_arguments(config: Config, model_dir: str, seed: int = 0) -> Namespace:
     }
     gpu = config.proxy.replica_gpus > 0
     default: dict[str, Any] = {
-        # The same on GPUs. vLLM's own nccl backend is chosen here by name once a trainer sends that way (`Policy.weight_transfer`).
-        "weight_transfer_config": {"backend": FILE_BACKEND},
+        "weight_transfer_config": {"backend": BACKENDS[config.train.sync.backend]},
         "enforce_eager": not gpu,
         # vLLM's own default would compute a float32 checkpoint in less, and no token would be trained as it was sampled.
         "dtype": config.engine_dtype,
@@ -340,68 +347,8 @@ async def make_app(engine: Engine, args: Namespace) -> Any:
 # ---- in the engine's worker process ----
 
 
-@dataclass
-class FileInit(WeightTransferInitInfo):
-    """Nothing to agree upon."""
-
-
-@dataclass
-class FileUpdate(WeightTransferUpdateInfo):
-    path: str
-    """A safetensors file with the checkpoint's tensor names."""
-
-
-class FileWeights(WeightTransferEngine[FileInit, FileUpdate]):
-    """Weights from a safetensors file through vLLM's layerwise reload, which repacks what the platform packs."""
-
-    init_info_cls = FileInit
-    update_info_cls = FileUpdate
-
-    def init_transfer_engine(self, init_info: FileInit) -> None:
-        return None
-
-    def start_weight_update(self) -> None:
-        from vllm.model_executor.model_loader.reload import initialize_layerwise_reload
-
-        initialize_layerwise_reload(self.model)
-
-    def update_weights(self, update_info: dict[str, Any]) -> None:
-        # The base class synchronises the accelerator, which raises where there is none.
-        self.receive_weights(self.parse_update_info(update_info))
-        if torch.accelerator.is_available():
-            torch.accelerator.synchronize()
-
-    def receive_weights(self, update_info: FileUpdate) -> None:
-        self.model.load_weights(_tensors(update_info.path, str(self.device)))  # type: ignore[operator]
-
-    def finish_weight_update(self) -> None:
-        from vllm.model_executor.layers.vocab_parallel_embedding import ParallelLMHead
-        from vllm.model_executor.model_loader.reload import finalize_layerwise_reload
-
-        finalize_layerwise_reload(self.model, self.model_config)
-        if self.device.type != "cpu":
-            return
-        # On CPU a head that is tied to the embedding multiplies with a packed copy, which the reload leaves as it was.
-        for module in self.model.modules():
-            if isinstance(module, ParallelLMHead):
-                module.quant_method.process_weights_after_loading(module)
-
-    def shutdown(self) -> None:
-        return None
-
-
-def _tensors(path: str, device: str) -> Iterator[tuple[str, torch.Tensor]]:
-    from safetensors import safe_open
-
-    with safe_open(path, "pt", device=device) as file:
-        for name in file.keys():  # noqa: SIM118
-            yield name, file.get_tensor(name)
-
-
 class WorkerExtension:
     """Named to vLLM as the worker extension; its module is what the worker needs."""
 
 
-if FILE_BACKEND not in WeightTransferEngineFactory._registry:
-    WeightTransferEngineFactory.register_engine(FILE_BACKEND, FileWeights)
 lifeline.follow()

@@ -1,4 +1,4 @@
-"""The command line: `forge-ray check | train | rollout | eval | serve | replay`.
+"""The command line: `forge-ray check | train | rollout | eval | … | rollouts`.
 
 Bad input is one line on stderr and exit code 2; a run that failed is one line and exit code 1; Ctrl-C ends with 130. Only the
 chosen command's module is imported, so that `--help` needs neither Ray nor torch.
@@ -13,6 +13,7 @@ import sys
 from collections.abc import Sequence
 
 from forge_ray import __version__
+from forge_ray.cli import rollouts
 from forge_ray.errors import ForgeRayError, UserError
 
 COMMANDS = {
@@ -24,6 +25,7 @@ COMMANDS = {
     "transfer": "train in some harnesses, evaluate in others: the table train-harness × eval-harness",
     "serve": "serve the policy through the recording proxy alone, for any program that you point at it",
     "replay": "print a recorded session token by token: what was asked, what was answered, what is trained",
+    "rollouts": "list, show, count and export the stored rollouts of a run",
 }
 
 
@@ -61,8 +63,10 @@ def parser() -> argparse.ArgumentParser:
     made["replay"].add_argument("session", help="id of a rollout or its beginning, or <run>/rollouts/<id>")
     made["replay"].add_argument("--run", metavar="RUN", help="the run's directory (default: the newest that has the rollout)")
     made["replay"].add_argument("--full", action="store_true", help="write out every token of long prompts")
-    for command in made.values():
-        command.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides of the config")
+    rollouts.add_arguments(made["rollouts"])
+    for name, command in made.items():
+        if name != "rollouts":  # reads what is stored, under no config
+            command.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides of the config")
     return top
 
 
@@ -71,6 +75,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     top = parser()
     # argparse gives positionals that follow an option to nobody: take key=value words out first.
     words = list(sys.argv[1:] if argv is None else argv)
+    if words[:1] == ["rollouts"]:  # takes no overrides, and a location or a condition may hold a `=`
+        return top.parse_args(words)
     overrides = [
         word for i, word in enumerate(words) if "=" in word and not word.startswith("-") and (i == 0 or words[i - 1] not in OPTIONS)
     ]

@@ -78,11 +78,12 @@ class RolloutWriter:
         where.sweep()
         known = {record.id: record for record in read_records(self._run)}
         self._calls.refresh()
+        stored = 0
         for part, rollouts in unfinished(where).items():
+            stored += sum(id in known for id in rollouts)
             self._writer.finish(part, [(known[id], self._calls.session(id), self._log(id)) for id in rollouts if id in known])
         self._taken = set(StoreReader(where).table("rollouts", ["rollout"])["rollout"].to_pylist())
         missing = [record for id, record in known.items() if id not in self._taken]
-        stored = 0
         for record in missing:
             self.add(record)
             if self._writer.full:

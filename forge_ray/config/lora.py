@@ -6,7 +6,7 @@ from typing import Annotated
 
 from pydantic import Field
 
-from forge_ray.config.values import Count, Positive, Section
+from forge_ray.config.values import Count, Section
 
 
 class Lora(Section):
@@ -17,7 +17,7 @@ class Lora(Section):
 
     rank: Count = 16
     """Rows of A and columns of B."""
-    alpha: Positive = 32
+    alpha: Count = 32
     """Scale, in units of 1 / rank."""
     rank_stabilized: bool = False
     """Scale by alpha / √rank (Kalajdzievski 2023, arXiv 2312.03732)."""

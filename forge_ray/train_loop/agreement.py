@@ -7,18 +7,18 @@ parameters, or a precision that was not meant; each of them silently spoils a ru
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from contextlib import nullcontext
 
+import numpy as np
 import torch
 
 from forge_ray.errors import ForgeRayError
-from forge_ray.train_loop import forward
 from forge_ray.train_loop.history import WeightHistory
-from forge_ray.train_loop.ranks import Ranks
+from forge_ray.train_loop.part import Part, Passes
+from forge_ray.train_loop.strategies.strategy import Strategy
 
 ROWS = 16
-"""Rows per version and rank that are looked at."""
+"""Sequences per version and rank that are looked at."""
 
 
 class LogprobMismatch(ForgeRayError):
@@ -46,39 +46,25 @@ def remedy(engine_dtype: str, precision: str) -> str:
 
 
 def check(
-    model: torch.nn.Module,
-    rows: Sequence[forward.Row],
-    step: int,
-    *,
-    bound: float,
-    history: WeightHistory,
-    max_tokens: int,
-    device: torch.device,
-    ranks: Ranks,
-    autocast: bool = False,
-    hint: str = "",
+    strategy: Strategy, part: Part, step: int, *, bound: float, history: WeightHistory, passes: Passes, hint: str = ""
 ) -> dict[str, float]:
     """`{"logprob_diff", "checked_tokens"}` over all checked versions; `{"checked_tokens": 0}` where there is nothing to check.
 
-    The model holds version `step`. Raises `LogprobMismatch`, which ends with `hint`, on every rank alike; the model is unchanged.
+    The weights are of version `step`. Raises `LogprobMismatch`, which ends with `hint`, on every rank alike; the weights are unchanged.
     """
-    # Not through DDP: its forward is collective, and the ranks have different numbers of rows here.
-    model = getattr(model, "module", model)
     total, count = 0.0, 0
     for version in (step, *history.versions()):
-        own = [row for row in rows if (row.steps == version).any()][:ROWS]
-        difference, tokens = torch.zeros(2, dtype=torch.float64).unbind()
-        with history.as_of(version, model) if version != step else nullcontext(), torch.no_grad():
-            for batch in forward.microbatches(own, max_tokens, device):
-                with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-                    logprobs, _ = forward.token_logprobs(model, batch)
-                sampled = batch.steps == version
-                difference = difference + (logprobs - batch.old_logprobs).abs()[sampled].double().sum().cpu()
-                tokens = tokens + sampled.sum().cpu()
-        difference, tokens = ranks.sum(torch.stack([difference, tokens])).tolist()
+        own = part.sampled_by(version, ROWS)
+        if not passes.ranks.most(len(own.steps)):
+            continue
+        with history.as_of(version, strategy.own()) if version != step else nullcontext():
+            logprobs = own.score(strategy.module, passes)
+        sampled = own.steps == version
+        difference = np.abs(logprobs.astype(np.float64) - own.old_logprobs)[sampled].sum()
+        summed, tokens = passes.ranks.sum(torch.tensor([difference, sampled.sum()], dtype=torch.float64)).tolist()
         if not tokens:
             continue
-        if not difference / tokens <= bound:
-            raise LogprobMismatch(difference / tokens, bound, int(tokens), step, version, hint)
-        total, count = total + difference, count + int(tokens)
+        if not summed / tokens <= bound:
+            raise LogprobMismatch(summed / tokens, bound, int(tokens), step, version, hint)
+        total, count = total + summed, count + int(tokens)
     return {"logprob_diff": total / count, "checked_tokens": count} if count else {"checked_tokens": 0}

@@ -1,7 +1,9 @@
 """Checkpoints: `checkpoints/step-000012/`, a Hugging Face model directory plus what an exact resume needs.
 
-A checkpoint of step k holds the weights after k updates. It is written under a hidden name and renamed when every byte is on disk:
-a directory with the final name is complete, and a crash during a save leaves the previous one in force. What a disk or a copy does to it
+A checkpoint of step k holds the weights after k updates: the whole model, or, where adapters are trained, the adapters alone, which stand
+beside the model of checkpoint 0. Beside them lie the optimizer's state, as the strategy writes it (one file, or a shard per rank), the
+random state of every rank, and `trainer.json`. Everything is written under a hidden name and renamed when every byte is on disk: a
+directory with the final name is complete, and a crash during a save leaves the previous one in force. What a disk or a copy does to it
 later is seen from the sizes that it was written with: a resume takes the newest one that is whole. The data cursor is k itself, since the
 batch of a step is fixed once formed (`exchange.py`); accepted rollouts that no step has used yet lie in `rollouts/`.
 """
@@ -13,19 +15,20 @@ import os
 import re
 import shutil
 import zipfile
+from collections.abc import Collection
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_ray.errors import ForgeRayError
-from forge_ray.model_files import model_problem
+from forge_ray.model_files import model_problem, safetensors_problem
 from forge_ray.run_dir import RunDir
 
 if TYPE_CHECKING:
-    import torch
-    from transformers import PreTrainedModel
+    from forge_ray.train_loop.ranks import Ranks
+    from forge_ray.train_loop.strategies import Strategy
 
 NAME = re.compile(r"step-(\d{6,})")
-TOKENIZER_FILES = (
+CARRIED = (
     "tokenizer.json",
     "tokenizer_config.json",
     "special_tokens_map.json",
@@ -34,6 +37,9 @@ TOKENIZER_FILES = (
     "merges.txt",
     "generation_config.json",
 )
+"""Files of the initial model that a checkpoint needs to be served."""
+ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
+"""Files of a checkpoint of adapters."""
 
 
 class CheckpointError(ForgeRayError):
@@ -84,74 +90,118 @@ def problem(directory: Path) -> str | None:
         return f"{error.filename} cannot be read ({error.strerror})"
     except (ValueError, AttributeError, RecursionError) as error:
         return f"{directory / 'trainer.json'} is damaged ({error})"
-    for file in (directory / "optimizer.pt", directory / "rng.pt"):  # torch's files are zip archives
-        if not zipfile.is_zipfile(file) and (file.exists() or directory.name != path_name(0)):
-            return f"{file} is {'damaged' if file.exists() else 'missing'}"
-    return model_problem(directory)
-
-
-def load(directory: Path) -> PreTrainedModel:
-    """The model in `directory`, in float32. Raises `CheckpointError`, since trying again would not help."""
-    import torch
-    from transformers import AutoModelForCausalLM
-
-    try:
-        return AutoModelForCausalLM.from_pretrained(directory, dtype=torch.float32)
-    except torch.OutOfMemoryError:
-        raise
-    except Exception as error:  # whatever the libraries below make of a bad file
-        words = " ".join(str(error).split())[-300:] or type(error).__name__
-        raise CheckpointError(f"the model in {directory} cannot be loaded ({words})") from error
+    wanted = [] if directory.name == path_name(0) or "deepspeed" in extra.get("strategy", "ddp") else ["optimizer.pt"]
+    for name in {"rng.pt", *wanted, *(name for name in sizes if name.endswith(".pt"))}:  # torch's files are zip archives
+        if not zipfile.is_zipfile(directory / name):
+            return f"{directory / name} is {'damaged' if (directory / name).exists() else 'missing'}"
+    if not extra.get("lora"):
+        return model_problem(directory)
+    return next((f"{directory / name} is missing" for name in ADAPTER if not (directory / name).is_file()), None) or safetensors_problem(
+        directory / ADAPTER[1]
+    )
 
 
 def save(
-    run: RunDir, step: int, model: PreTrainedModel, optimizer: torch.optim.Optimizer | None, *, tokenizer_from: Path, extra: dict[str, Any]
+    run: RunDir, step: int, strategy: Strategy | None, ranks: Ranks, *, model: Any, lora: Any, tokenizer_from: Path, extra: dict[str, Any]
 ) -> Path:
-    """Write the checkpoint of `step` durably; an existing one of the same step is replaced. `extra` must be JSON."""
+    """Write the checkpoint of `step` durably; an existing one of the same step is replaced. Collective; complete when it returns.
+
+    Without a `strategy` (nothing is trained yet) the whole of `model` is written, and no optimizer. `lora`: peft's model around it, or
+    None. `extra` must be JSON.
+    """
     import torch
 
     target = path(run, step)
-    temporary = target.with_name(f".{target.name}.{os.getpid()}")
-    shutil.rmtree(temporary, ignore_errors=True)
-    model.save_pretrained(temporary)
-    for name in TOKENIZER_FILES:
-        if (tokenizer_from / name).is_file() and not (temporary / name).exists():
-            shutil.copy2(tokenizer_from / name, temporary / name)
-    if optimizer is not None:
-        torch.save(optimizer.state_dict(), temporary / "optimizer.pt")
-    torch.save(
-        {"torch": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}, temporary / "rng.pt"
-    )
-    sizes = {file.name: file.stat().st_size for file in sorted(temporary.iterdir())}
-    (temporary / "trainer.json").write_text(json.dumps({"step": step, **extra, "files": sizes}))
-    for file in [*temporary.iterdir(), temporary]:
-        handle = os.open(file, os.O_RDONLY)
-        os.fsync(handle)
-        os.close(handle)
+    temporary = target.with_name(f".{target.name}.writing")
+    if ranks.rank == 0:
+        shutil.rmtree(temporary, ignore_errors=True)
+        temporary.mkdir(parents=True)
+    ranks.meet()
+    if strategy is not None:
+        strategy.save(temporary)
+    state = {"torch": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
+    torch.save(state, temporary / rng_name(ranks.rank))
+    _write_model(temporary, strategy, ranks, model, lora)
+    ranks.meet()
+    if ranks.rank == 0:
+        for name in () if lora is not None else CARRIED:
+            if (tokenizer_from / name).is_file() and not (temporary / name).exists():
+                shutil.copy2(tokenizer_from / name, temporary / name)
+        files = sorted(file for file in temporary.rglob("*") if file.is_file())
+        extra = {
+            "step": step, "strategy": strategy.name if strategy else "ddp", "world": ranks.world, "lora": lora is not None, **extra,
+            "files": {str(file.relative_to(temporary)): file.stat().st_size for file in files},
+        }  # fmt: skip
+        (temporary / "trainer.json").write_text(json.dumps(extra))
+        _make_final(temporary, target)
+    ranks.meet()
+    return target
+
+
+def rng_name(rank: int) -> str:
+    return f"rng-{rank}.pt" if rank else "rng.pt"
+
+
+def _write_model(directory: Path, strategy: Strategy | None, ranks: Ranks, model: Any, lora: Any) -> None:
+    if strategy is None:
+        if ranks.rank == 0:
+            model.save_pretrained(directory)
+        return
+    tensors = {}
+    for name, value in strategy.tensors():  # collective
+        if ranks.rank == 0:
+            tensors[name] = value if strategy.lockstep is False else value.to("cpu", copy=True)
+    if ranks.rank != 0:
+        return
+    if lora is not None:
+        from forge_ray.train_loop import lora as adapters
+
+        adapters.save(lora, tensors, directory)
+        return
+    kept = set(model.state_dict())
+    buffers = {name: value for name, value in model.named_buffers() if name in kept}
+    model.save_pretrained(directory, state_dict=tensors | buffers)
+
+
+def _make_final(temporary: Path, target: Path) -> None:
+    for file in [*temporary.rglob("*"), temporary]:
+        _sync(file)
     replaced = target.with_name(f".{target.name}.replaced")
     shutil.rmtree(replaced, ignore_errors=True)
     if target.exists():
         os.replace(target, replaced)
     os.replace(temporary, target)
     shutil.rmtree(replaced, ignore_errors=True)
-    handle = os.open(run.checkpoints, os.O_RDONLY)
-    os.fsync(handle)
-    os.close(handle)
-    return target
+    _sync(target.parent)
 
 
-def restore(run: RunDir, step: int, optimizer: torch.optim.Optimizer) -> dict[str, Any]:
-    """Load optimizer state and RNG of the checkpoint of `step`; returns its JSON. A resume that cannot be exact is refused."""
+def _sync(file: Path) -> None:
+    handle = os.open(file, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def restore(run: RunDir, step: int, strategy: Strategy, ranks: Ranks) -> dict[str, Any]:
+    """Load optimizer state and random state of the checkpoint of `step`; returns its JSON. A resume that cannot be exact is refused.
+    Collective."""
     import torch
 
     directory = path(run, step)
     try:
         extra = json.loads((directory / "trainer.json").read_text())
-        if (directory / "optimizer.pt").exists():
-            optimizer.load_state_dict(torch.load(directory / "optimizer.pt", map_location="cpu", weights_only=True))
-        elif step > 0:
+        wrote = {
+            "train.strategy": (extra.get("strategy", strategy.name), strategy.name),
+            "train.workers": (extra.get("world"), ranks.world),
+        }
+        for key, (then, now) in wrote.items():
+            if then not in (None, now):
+                raise CheckpointError(f"{directory} was written with {key} = {then}, now it is {now}: the resume would not be exact")
+        if strategy.name == "ddp" and not (directory / "optimizer.pt").exists():
             raise CheckpointError(f"{directory} has no optimizer.pt: the resume would not be exact")
-        state = torch.load(directory / "rng.pt", weights_only=True)
+        strategy.restore(directory)
+        state = torch.load(directory / rng_name(ranks.rank), weights_only=True)
     except CheckpointError:
         raise
     except Exception as error:  # whatever torch makes of a bad file
@@ -162,9 +212,13 @@ def restore(run: RunDir, step: int, optimizer: torch.optim.Optimizer) -> dict[st
     return extra
 
 
-def prune(run: RunDir, keep: int, *, upto: int, protect: int | None = None) -> None:
-    """Keep the newest `keep` checkpoints of those `upto` the one that was just written, and `protect` (the reference policy of the KL
-    term). A later one is a damaged one that a resume left out: it makes no whole one superfluous."""
+def prune(run: RunDir, keep: int, *, upto: int, protect: Collection[int] = ()) -> None:
+    """Keep the newest `keep` checkpoints of those `upto` the one that was just written, and those in `protect`. A later one is a damaged
+    one that a resume left out: it makes no whole one superfluous."""
     for step in [step for step in steps(run) if step <= upto][:-keep]:
-        if step != protect:
-            shutil.rmtree(path(run, step))
+        if step not in protect:
+            # Under another name first: half of a checkpoint must not look like one.
+            gone = path(run, step).with_name(f".{path_name(step)}.gone")
+            shutil.rmtree(gone, ignore_errors=True)
+            os.replace(path(run, step), gone)
+            shutil.rmtree(gone, ignore_errors=True)

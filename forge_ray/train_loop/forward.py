@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
@@ -20,7 +20,8 @@ import torch
 from torch import Tensor
 
 from forge_ray.errors import ForgeRayError
-from forge_ray.train_loop.losses import Total
+from forge_ray.train_loop.attention import Segments, segments
+from forge_ray.train_loop.losses import LossInputs, Total
 from forge_ray.trajectories.batch import partition
 
 
@@ -47,6 +48,10 @@ class Row:
     """int64, (n,): version step of the weights that sampled the token; -1 in a demonstration."""
     trajectory_tokens: int = 0
     """Trained tokens of the whole trajectory, over all its rows."""
+    calls: np.ndarray | None = None
+    """int32, (n,): ordinal of the call that sampled the token, which no other row of the trajectory has. None: the row is one sequence."""
+    scores: dict[str, np.ndarray] = field(default_factory=dict)
+    """float32, (n,) each, by the field of `LossInputs` that they become: log-probabilities under other policies."""
 
     def __len__(self) -> int:
         return len(self.ids)
@@ -54,7 +59,7 @@ class Row:
 
 def rows(table: pa.Table) -> list[Row]:
     """The rows of a table of samples that have a token in the loss, in order. The table holds trajectories whole (`batch.split` does)."""
-    columns = {name: _lists(table, name) for name in ("ids", "weight", "mask", "logprobs", "advantage", "temperature", "steps")}
+    columns = {name: _lists(table, name) for name in ("ids", "weight", "mask", "logprobs", "advantage", "temperature", "steps", "call")}
     found = []
     for index, name in enumerate(table.column("rollout").to_pylist()):
         trained = columns["weight"][index] > 0
@@ -72,6 +77,7 @@ def rows(table: pa.Table) -> list[Row]:
                 weights=columns["weight"][index][trained],
                 temperature=columns["temperature"][index][trained],
                 steps=columns["steps"][index][trained].astype(np.int64),
+                calls=columns["call"][index][trained],
             )
         )
     return _finish(found)
@@ -94,8 +100,9 @@ def demonstration_rows(table: pa.Table) -> list[Row]:
 
 
 def total(rows: Sequence[Row]) -> Total:
-    """Trained tokens and trajectories of these rows; add those of other ranks (they hold other trajectories) before dividing."""
-    return Total(sum(len(row.positions) for row in rows), len({row.name for row in rows}))
+    """What these rows train; add that of other ranks (they hold other trajectories) before dividing."""
+    sequences = sum(1 if row.calls is None else len(np.unique(row.calls)) for row in rows)
+    return Total(sum(len(row.positions) for row in rows), len({row.name for row in rows}), sequences)
 
 
 def minibatches(rows: Sequence[Row], parts: int, seed: int | str | None = None) -> list[list[Row]]:
@@ -117,8 +124,12 @@ class Microbatch:
 
     input_ids: Tensor
     """int64, (rows, T)."""
-    attention_mask: Tensor
-    """int64, (rows, T): 1 on the first `lengths[i]` positions."""
+    attention_mask: Tensor | None
+    """int64, (rows, T): 1 on the first `lengths[i]` positions. None where the rows are packed."""
+    packed: Segments | None
+    """The rows stand end to end in one, (1, T), and see nothing of each other (`attention`)."""
+    position_ids: Tensor | None
+    """int64, (1, T) of packed rows: each token's place in its own."""
     at_row: Tensor
     """int64, (n,): row of each trained token."""
     at_position: Tensor
@@ -131,10 +142,16 @@ class Microbatch:
     weights: Tensor
     steps: Tensor
     """int64, (n,)."""
+    trajectory: Tensor
+    """int64, (n,): number of each token's trajectory in this part."""
     trajectory_tokens: Tensor
     """float32, (n,)."""
+    sequence: Tensor
+    """int64, (n,): number of each token's call in this part."""
     names: list[str]
     """Trajectory of each row."""
+    scores: dict[str, Tensor]
+    """(n,) each: `Row.scores`."""
 
     @property
     def padded_tokens(self) -> int:
@@ -145,15 +162,24 @@ class Microbatch:
         row = int(self.at_row[index])
         return f"{self.names[row]}, token {int(self.at_position[index])}"
 
-    def loss_inputs(self) -> dict[str, Any]:
-        """The keyword arguments of `losses.policy_loss` that come from the recording."""
-        return {
-            "old_logprobs": self.old_logprobs,
-            "advantages": self.advantages,
-            "weights": self.weights,
-            "trajectory_tokens": self.trajectory_tokens,
-            "describe": self.describe,
-        }
+    def loss_inputs(self, logprobs: Tensor, step: int | None = None, **more: Tensor | None) -> LossInputs:
+        """What the losses are given: `logprobs` (n,) of the policy, what was recorded, and `more` of it by name.
+
+        `step`: version of the policy under training, for the tokens' staleness.
+        """
+        return LossInputs(
+            logprobs=logprobs,
+            old_logprobs=self.old_logprobs,
+            advantages=self.advantages,
+            weights=self.weights,
+            sequence=self.sequence,
+            trajectory=self.trajectory,
+            trajectory_tokens=self.trajectory_tokens,
+            position=self.at_position,
+            staleness=None if step is None else step - self.steps,
+            describe=self.describe,
+            **{**self.scores, **more},
+        )
 
 
 def microbatches(rows: Sequence[Row], max_tokens: int, device: torch.device | str = "cpu") -> list[Microbatch]:
@@ -162,31 +188,56 @@ def microbatches(rows: Sequence[Row], max_tokens: int, device: torch.device | st
     Never empty: without a row there is one micro-batch with no trained position, whose loss is 0 and whose backward reaches every
     weight with a zero gradient, so that a rank without work still takes part in the collective calls.
     """
-    batches: list[list[Row]] = []
-    for row in sorted(rows, key=len, reverse=True):
-        if batches and (len(batches[-1]) + 1) * len(batches[-1][0]) <= max_tokens:
-            batches[-1].append(row)
+    return [collate([rows[index] for index in cut], device) for cut in cuts(rows, max_tokens) or [[]]]
+
+
+def cuts(rows: Sequence[Row], max_tokens: int, *, packed: bool = False) -> list[list[int]]:
+    """Which rows go together in a micro-batch of at most `max_tokens` tokens, padding counted; longest first."""
+    made: list[list[int]] = []
+    tokens = 0
+    for index in sorted(range(len(rows)), key=lambda index: -len(rows[index])):
+        tokens += len(rows[index]) if packed or not made else len(rows[made[-1][0]])
+        if made and tokens <= max_tokens:
+            made[-1].append(index)
         else:
-            batches.append([row])
-    return [collate(batch, device) for batch in batches or [[]]]
+            made.append([index])
+            tokens = len(rows[index])
+    return made
 
 
-def collate(rows: Sequence[Row], device: torch.device | str = "cpu") -> Microbatch:
-    """One micro-batch of these rows, padded on the right."""
+def collate(
+    rows: Sequence[Row], device: torch.device | str = "cpu", *, packed: bool = False, scores: Sequence[str] = ()
+) -> Microbatch:
+    """One micro-batch of these rows: padded on the right, or packed, longest first. `scores`: which of the rows' scores it has."""
     lengths = [len(row) for row in rows] or [1]
-    ids = np.zeros((len(lengths), max(lengths)), np.int64)
-    for index, row in enumerate(rows):
-        ids[index, : len(row)] = row.ids
-        # A token of the row itself: attention multiplies masked values by 0, which would let a NaN of some other token's embedding through.
-        ids[index, len(row) :] = row.ids[-1]
-    attention = np.arange(ids.shape[1])[None, :] < np.asarray(lengths)[:, None]
+    if packed:
+        ids = np.concatenate([row.ids for row in rows])[None] if rows else np.zeros((1, 1), np.int64)
+        attention = None
+    else:
+        ids = np.zeros((len(lengths), max(lengths)), np.int64)
+        for index, row in enumerate(rows):
+            ids[index, : len(row)] = row.ids
+            # A token of the row itself: attention multiplies masked values by 0, which would let a NaN of some other token's embedding
+            # through.
+            ids[index, len(row) :] = row.ids[-1]
+        attention = np.arange(ids.shape[1])[None, :] < np.asarray(lengths)[:, None]
 
     def per_token(values: list[np.ndarray], kind: type) -> Tensor:
         return torch.from_numpy(np.concatenate([*values, np.zeros(0, kind)]).astype(kind, copy=False)).to(device)
 
+    numbers = {name: number for number, name in enumerate(dict.fromkeys(row.name for row in rows))}
+    sequences: list[np.ndarray] = []
+    known = 0
+    for row in rows:
+        own = np.zeros(len(row.positions), np.int64) if row.calls is None else np.unique(row.calls, return_inverse=True)[1]
+        sequences.append(known + own)
+        known += int(own.max(initial=-1)) + 1
+
     return Microbatch(
         input_ids=torch.from_numpy(ids).to(device),
-        attention_mask=torch.from_numpy(attention.astype(np.int64)).to(device),
+        attention_mask=None if attention is None else torch.from_numpy(attention.astype(np.int64)).to(device),
+        packed=segments(lengths, device) if packed else None,
+        position_ids=torch.from_numpy(np.concatenate([np.arange(length) for length in lengths])[None]).to(device) if packed else None,
         at_row=per_token([np.full(len(row.positions), index) for index, row in enumerate(rows)], np.int64),
         at_position=per_token([row.positions for row in rows], np.int64),
         targets=per_token([row.ids[row.positions] for row in rows], np.int64),
@@ -196,7 +247,10 @@ def collate(rows: Sequence[Row], device: torch.device | str = "cpu") -> Microbat
         weights=per_token([row.weights for row in rows], np.float32),
         steps=per_token([row.steps for row in rows], np.int64),
         trajectory_tokens=per_token([np.full(len(row.positions), row.trajectory_tokens) for row in rows], np.float32),
+        trajectory=per_token([np.full(len(row.positions), numbers[row.name]) for row in rows], np.int64),
+        sequence=per_token(sequences, np.int64),
         names=[row.name for row in rows],
+        scores={name: per_token([row.scores[name] for row in rows], np.float32) for name in scores},
     )
 
 
@@ -209,11 +263,14 @@ def token_logprobs(model: torch.nn.Module, batch: Microbatch, *, entropy: bool =
 
     def needed(_: torch.nn.Module, args: tuple[Any, ...]) -> tuple[Any, ...]:
         # (rows, T, hidden) -> (1, n, hidden). What the model does to its logits afterwards (soft caps, scales) stays the model's own.
+        if batch.packed is not None:
+            return (args[0][:, batch.packed.starts[batch.at_row] + batch.at_position - 1], *args[1:])
         return (args[0][batch.at_row, batch.at_position - 1].unsqueeze(0), *args[1:])
 
+    given = {} if batch.packed is None else {"position_ids": batch.position_ids, "segments": batch.packed}
     hook = head.register_forward_pre_hook(needed)
     try:
-        output = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False)
+        output = model(input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False, **given)
     finally:
         hook.remove()
     logits = output.logits[0].float() / batch.temperature.unsqueeze(1)

@@ -37,102 +37,62 @@ def _train(settings: dict[str, Any]) -> None:
     import torch
     from ray.train.torch import get_device
 
-    from forge_ray.train_loop import checkpoint, weight_sync
     from forge_ray.train_loop.exchange import CLOSED
-    from forge_ray.train_loop.history import WeightHistory
+    from forge_ray.train_loop.learner import Learner
     from forge_ray.train_loop.ranks import of_process
-    from forge_ray.train_loop.update import grpo_step
 
     config = Config.model_validate(settings["config"])
     run, exchange, train = RunDir(Path(settings["run"])), settings["exchange"], config.train
-    context = ray.train.get_context()
-    rank, world = context.get_world_rank(), context.get_world_size()
+    rank = ray.train.get_context().get_world_rank()
     if train.threads:
         torch.set_num_threads(train.threads)
-    torch.manual_seed(config.seed)
     device = get_device()
     ranks = of_process(device)
-    autocast = train.precision == "bfloat16"
 
     def post(event: dict[str, Any]) -> None:
         if rank == 0:
             ray.get(exchange.post.remote(event))
 
-    newest, damaged = checkpoint.newest(run)
-    for what in damaged:
-        post({"kind": "note", "text": f"a checkpoint is left out: {what}"})
-    start = _agree(newest, world)
-    incarnation = ray.get(exchange.begin.remote()) if rank == 0 else 0
-    initial = Path(settings["model"])
-    source = initial if start is None else checkpoint.path(run, start)
-    post({"kind": "progress", "phase": "trainer", "detail": f"loading {source.name}"})
-    model: Any = checkpoint.load(source)
-    model.to(device).train()
-
-    def save(step: int, optimizer: Any, metrics: dict[str, Any] | None) -> None:
-        if rank == 0:
-            # With the step's metrics: a driver that dies before it has written them down would leave a hole in the resumed run's.
-            extra = {"incarnation": incarnation, "seed": config.seed, "metrics": metrics}
-            path = checkpoint.save(run, step, model, optimizer, tokenizer_from=initial, extra=extra)
-            checkpoint.prune(run, train.keep_checkpoints, upto=step, protect=0 if train.loss.kl > 0 else None)
-            post({"kind": "checkpoint", "step": step, "path": str(path)})
-        _announce(step)
-
-    if start is None:
-        start = 0
+    def supervise(model: Any) -> None:
         if train.sft is not None:
-            _supervised(model, config, settings["demonstrations"], rank, ranks, device, autocast, post)
-        save(0, None, None)
+            _supervised(model, config, settings["demonstrations"], rank, ranks, device, train.precision == "bfloat16", post)
 
-    reference: Any = None
-    if train.loss.kl > 0:
-        reference = checkpoint.load(checkpoint.path(run, 0))
-        reference.to(device).eval().requires_grad_(False)
-    wrapped = torch.nn.parallel.DistributedDataParallel(model) if world > 1 else model
-    optimizer = torch.optim.AdamW(
-        model.parameters(), lr=train.optimizer.lr, betas=train.optimizer.betas, weight_decay=train.optimizer.weight_decay
+    learner = Learner(
+        config,
+        run,
+        Path(settings["model"]),
+        ranks=ranks,
+        device=device,
+        incarnation=ray.get(exchange.begin.remote()) if rank == 0 else 0,
+        tell=post,
+        supervise=supervise,
+        teacher=Path(settings["teacher"]) if settings.get("teacher") else None,
     )
-    restored = checkpoint.restore(run, start, optimizer) if start > 0 else None
 
-    def publish(
-        step: int, metrics: dict[str, Any] | None, restored: dict[str, Any] | None = None, stats: dict[str, Any] | None = None
-    ) -> None:
-        if rank == 0:
-            version = f"{incarnation}.{step}"
-            path = weight_sync.publish(run, model, version)
-            post(
-                {
-                    "kind": "weights",
-                    "step": step,
-                    "version": version,
-                    "path": str(path),
-                    "metrics": metrics,
-                    "restored": restored,
-                    "stats": stats,
-                }
-            )
+    def publish(metrics: dict[str, Any] | None, restored: dict[str, Any] | None = None, stats: dict[str, Any] | None = None) -> None:
+        version, path = learner.publish()
+        event = {"kind": "weights", "step": learner.step, "version": version, "path": str(path), "node": ray.get_runtime_context().get_node_id()}
+        post({**event, "metrics": metrics, "restored": restored, "stats": stats})
 
-    history = WeightHistory(train.max_staleness)
-    publish(start, None, restored)
-    for step in range(start, train.steps):
+    _announce(learner.step)
+    publish(None, learner.restored)
+    while learner.step < train.steps:
         asked = time.time()
-        got: Any = ray.get(exchange.get_step.remote(step, rank))
+        got: Any = ray.get(exchange.get_step.remote(learner.step, rank))
         if got == CLOSED:
             return
-        rows = share(got["ref"])
+        part = learner.part(share(got["ref"]))
         began = time.time()
-        metrics = grpo_step(
-            wrapped, optimizer, rows, config, step, reference=reference, history=history, device=device, ranks=ranks, autocast=autocast
-        )
-        seconds = time.time() - began
-        metrics |= {"wait_s": began - asked, "train_s": seconds}
-        publish(step + 1, metrics, stats=got["stats"])
-        if (step + 1) % train.checkpoint_every == 0 or step + 1 == train.steps:
-            save(step + 1, optimizer, metrics)
+        metrics = learner.train(part)
+        metrics |= {"wait_s": began - asked, "train_s": time.time() - began}
+        publish(metrics, stats=got["stats"])
+        if learner.step % train.checkpoint_every == 0 or learner.step == train.steps:
+            learner.save(metrics)
+            _announce(learner.step)
 
 
-def share(refs: list[Any]) -> list[Any]:
-    """The rank's share of a step batch, out of `refs` (ObjectRefs of Arrow tables): rows of a Ray Dataset.
+def share(refs: list[Any]) -> Any:
+    """The rank's share of a step batch, out of `refs` (ObjectRefs of Arrow tables): one Arrow table, read as a Ray Dataset.
 
     Everything of it happens in this process. A Dataset made of the references themselves asks for a whole CPU to look at each table, which
     a small cluster whose CPUs are taken never has; and a dataset per step must cost milliseconds, so nothing is prefetched.
@@ -141,13 +101,11 @@ def share(refs: list[Any]) -> list[Any]:
     import ray
     import ray.data
 
-    from forge_ray.train_loop import forward
-    from forge_ray.trajectories.schema import conform
-
     ray.data.DataContext.get_current().enable_progress_bars = False
-    dataset = ray.data.from_blocks(ray.get(refs))
+    blocks = ray.get(refs)
+    dataset = ray.data.from_blocks(blocks)
     tables = list(dataset.iter_batches(batch_size=None, batch_format="pyarrow", prefetch_batches=0))
-    return forward.rows(conform(pyarrow.concat_tables(tables))) if tables else []
+    return pyarrow.concat_tables(tables) if tables else blocks[0].schema.empty_table()
 
 
 def _supervised(
@@ -192,14 +150,3 @@ def _announce(step: int) -> None:
     import ray.train
 
     ray.train.report({"step": step})
-
-
-def _agree(step: int | None, world: int) -> int | None:
-    """Rank 0's view of the newest checkpoint, on every rank."""
-    if world == 1:
-        return step
-    import torch.distributed as dist
-
-    box = [step]
-    dist.broadcast_object_list(box, src=0)
-    return box[0]

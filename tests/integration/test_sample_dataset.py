@@ -27,7 +27,7 @@ def test_a_share_has_the_same_rows_and_needs_no_cpu(table) -> None:
 
     @ray.remote(num_cpus=0)
     def read(refs: list[Any]) -> list[Any]:
-        return worker.share(refs)
+        return forward.rows(schema.conform(worker.share(refs)))
 
     free = ray.util.placement_group([{"CPU": ray.available_resources()["CPU"]}])  # type: ignore[attr-defined]
     ray.get(free.ready(), timeout=60)

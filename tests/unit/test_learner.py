@@ -16,13 +16,17 @@ from transformers import Qwen3Config, Qwen3ForCausalLM
 
 from forge_ray.config import Config
 from forge_ray.run_dir import RunDir, next_incarnation, write_json
-from forge_ray.train_loop import checkpoint, forward, sft, weight_sync
+from forge_ray.train_loop import checkpoint, forward, models, sft, weight_sync
 from forge_ray.train_loop.agreement import LogprobMismatch
 from forge_ray.train_loop.exchange import CLOSED, Exchange
 from forge_ray.train_loop.forward import Row
 from forge_ray.train_loop.history import WeightHistory
+from forge_ray.train_loop.part import Passes
 from forge_ray.train_loop.ranks import Ranks
-from forge_ray.train_loop.update import grpo_step
+from forge_ray.train_loop.rows import Rows
+from forge_ray.train_loop.strategies import Strategy
+from forge_ray.train_loop.strategies.ddp import Replicated
+from forge_ray.train_loop.update import Guard, grpo_step
 
 CPU = torch.device("cpu")
 VOCABULARY = 40
@@ -63,21 +67,25 @@ def batch(model: torch.nn.Module, step: int, rollouts: int = 6) -> list[Row]:
     return rows
 
 
-def optimizer_of(model: torch.nn.Module, settings: Config) -> torch.optim.AdamW:
+def strategy_of(model: torch.nn.Module, settings: Config, ranks: Ranks | None = None) -> Replicated:
+    return Replicated(model, settings.train.optimizer, ranks or Ranks(), CPU)
+
+
+def step_of(strategy: Strategy, rows: list[Row], settings: Config, step: int, ranks: Ranks | None = None, **more: Any) -> dict[str, Any]:
     own = settings.train.optimizer
-    return torch.optim.AdamW(model.parameters(), lr=own.lr, betas=own.betas, weight_decay=own.weight_decay)
+    passes = Passes(CPU, own.microbatch_tokens, ranks or Ranks(), lockstep=strategy.lockstep)
+    given: dict[str, Any] = {"others": {}, "history": WeightHistory(1), "guard": Guard(own), **more}
+    return grpo_step(strategy, Rows(rows), settings, step, passes=passes, **given)
 
 
-def step_of(model: Any, optimizer: Any, rows: list[Row], settings: Config, step: int, **more: Any) -> dict[str, Any]:
-    return grpo_step(
-        model, optimizer, rows, settings, step, **{"reference": None, "history": WeightHistory(1), "device": CPU, "ranks": Ranks(), **more}
-    )
+def saved(run: RunDir, step: int, model: Any, strategy: Strategy | None, source: Path, **extra: Any) -> Path:
+    return checkpoint.save(run, step, strategy, Ranks(), model=model, lora=None, tokenizer_from=source, extra=extra)
 
 
 def test_a_step_raises_what_was_rewarded_and_lowers_what_was_not() -> None:
     model, settings = small_model(), config(optimizer={"lr": 3e-3, "epochs": 2, "minibatches": 2})
     rows = batch(model, 0)
-    metrics = step_of(model, optimizer_of(model, settings), rows, settings, 0)
+    metrics = step_of(strategy_of(model, settings), rows, settings, 0)
     assert metrics["logprob_diff"] < 1e-6 and metrics["updates"] == 4
     with torch.no_grad():
         change = {
@@ -92,7 +100,7 @@ def test_an_engine_that_holds_other_weights_stops_the_step_before_anything_chang
     rows = batch(small_model(seed=1), 0)
     before = {name: value.clone() for name, value in model.state_dict().items()}
     with pytest.raises(LogprobMismatch, match="logprob_bound"):
-        step_of(model, optimizer_of(model, settings), rows, settings, 0)
+        step_of(strategy_of(model, settings), rows, settings, 0)
     assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
 
 
@@ -111,33 +119,33 @@ def test_the_mismatch_names_the_remedy_where_the_precisions_differ(engine: dict[
     settings = settings.model_copy(update={"policy": settings.policy.model_copy(update={"engine": engine})})
     model = small_model()
     with pytest.raises(LogprobMismatch, match=said):
-        step_of(model, optimizer_of(model, settings), batch(small_model(seed=1), 0), settings, 0)
+        step_of(strategy_of(model, settings), batch(small_model(seed=1), 0), settings, 0)
 
 
 def test_stale_tokens_are_checked_against_the_weights_that_sampled_them() -> None:
     model, settings, history = small_model(), config(optimizer={"lr": 1e-2}), WeightHistory(1)
-    optimizer = optimizer_of(model, settings)
+    strategy = strategy_of(model, settings)
     first, second = batch(model, 0), batch(model, 0, rollouts=4)
-    step_of(model, optimizer, first, settings, 0, history=history)
+    step_of(strategy, first, settings, 0, history=history)
     trained = {name: value.clone() for name, value in model.state_dict().items()}
     with torch.no_grad():
         moved = forward.token_logprobs(model, forward.collate(second))[0].numpy() - np.concatenate([row.old_logprobs for row in second])
     assert np.abs(moved).mean() > 1e-2
-    metrics = step_of(model, optimizer, second, settings, 1, history=history)
+    metrics = step_of(strategy, second, settings, 1, history=history)
     assert metrics["checked_tokens"] == 20 and metrics["logprob_diff"] < 1e-6
     for row in second:
         row.old_logprobs = row.old_logprobs + 0.01
     model.load_state_dict(trained)
     with pytest.raises(LogprobMismatch, match="version 0"):
         history = WeightHistory(1)
-        history.keep(0, small_model())
-        step_of(model, optimizer, second, settings, 1, history=history)
+        history.keep(0, [value.data for value in small_model().parameters()])
+        step_of(strategy, second, settings, 1, history=history)
     assert all(torch.equal(value, trained[name]) for name, value in model.state_dict().items())
 
 
 def test_tokens_of_weights_that_are_gone_are_no_reason_to_stop() -> None:
     model, settings = small_model(), config(optimizer={"lr": 1e-3})
-    metrics = step_of(model, optimizer_of(model, settings), batch(small_model(seed=1), 0), settings, 1)
+    metrics = step_of(strategy_of(model, settings), batch(small_model(seed=1), 0), settings, 1)
     assert "logprob_diff" not in metrics and metrics["checked_tokens"] == 0
 
 
@@ -149,14 +157,14 @@ def test_nan_in_the_recording_stops_the_step_by_name() -> None:
     rows[0].advantages = rows[0].advantages.copy()
     rows[0].advantages[2] = np.nan
     with pytest.raises(NotFinite, match="advantages"):
-        step_of(model, optimizer_of(model, settings), rows, settings, 0)
+        step_of(strategy_of(model, settings), rows, settings, 0)
 
 
 def test_micro_batches_do_not_change_the_gradient() -> None:
     results = []
     for tokens in (100_000, 25):
         model, settings = small_model(), config(optimizer={"lr": 1e-3, "microbatch_tokens": tokens})
-        metrics = step_of(model, optimizer_of(model, settings), batch(model, 0), settings, 0)
+        metrics = step_of(strategy_of(model, settings), batch(model, 0), settings, 0)
         results.append((metrics["loss"], metrics["grad_norm"]))
     assert results[0] == pytest.approx(results[1], rel=1e-5)
 
@@ -164,7 +172,7 @@ def test_micro_batches_do_not_change_the_gradient() -> None:
 def test_two_ranks_with_ddp_make_the_same_step_as_one(tmp_path: Path) -> None:
     model, settings = small_model(), config(optimizer={"lr": 1e-3, "minibatches": 1})
     rows = batch(model, 0, rollouts=5)
-    expected = step_of(model, optimizer_of(model, settings), rows, settings, 0)
+    expected = step_of(strategy_of(model, settings), rows, settings, 0)
     spawn(_rank, args=(str(tmp_path), settings.model_dump(mode="json")), nprocs=2)
     for rank in range(2):
         got = json.loads((tmp_path / f"{rank}.json").read_text())
@@ -191,8 +199,8 @@ def _rank(rank: int, folder: str, tree: dict[str, Any]) -> None:
             "train": settings.train.model_copy(update={"optimizer": settings.train.optimizer.model_copy(update={"microbatch_tokens": 40})})
         }
     )
-    wrapped = torch.nn.parallel.DistributedDataParallel(model)
-    metrics = step_of(wrapped, optimizer_of(model, settings), mine, settings, 0, ranks=of_process(CPU))
+    ranks = of_process(CPU)
+    metrics = step_of(strategy_of(model, settings, ranks), mine, settings, 0, ranks)
     Path(folder, f"{rank}.json").write_text(json.dumps(metrics))
     torch.save(model.state_dict(), f"{folder}/{rank}.pt")
     dist.destroy_process_group()
@@ -211,50 +219,50 @@ def test_a_resumed_run_makes_the_same_steps_as_a_straight_one(tmp_path: Path) ->
         for row in rows:
             row.steps = np.full(5, step - 1)
 
-    def go(model: Any, optimizer: Any, steps: range) -> list[dict[str, Any]]:
-        return [step_of(model, optimizer, batches[step], settings, step) for step in steps]
+    def go(strategy: Replicated, steps: range) -> list[dict[str, Any]]:
+        return [step_of(strategy, batches[step], settings, step) for step in steps]
 
     model = small_model()
-    optimizer = optimizer_of(model, settings)
-    straight = go(model, optimizer, range(4))
+    strategy = strategy_of(model, settings)
+    straight = go(strategy, range(4))
     run = run_directory(tmp_path)
     first = small_model()
-    before = optimizer_of(first, settings)
-    got = go(first, before, range(2))
-    checkpoint.save(run, 2, first, before, tokenizer_from=tmp_path, extra={"incarnation": 1})
+    before = strategy_of(first, settings)
+    got = go(before, range(2))
+    saved(run, 2, first, before, tmp_path, incarnation=1)
     torch.manual_seed(99)
     loaded = Qwen3ForCausalLM.from_pretrained(checkpoint.path(run, 2), dtype=torch.float32).train()
-    after = optimizer_of(loaded, settings)
-    checkpoint.restore(run, 2, after)
-    got += go(loaded, after, range(2, 4))
+    after = strategy_of(loaded, settings)
+    checkpoint.restore(run, 2, after, Ranks())
+    got += go(after, range(2, 4))
     assert got == straight
     for one, other in zip(model.parameters(), loaded.parameters(), strict=True):
         assert torch.equal(one, other)
         for moment in ("exp_avg", "exp_avg_sq"):
-            assert torch.equal(optimizer.state[one][moment], after.state[other][moment])
+            assert torch.equal(strategy.optimizer.state[one][moment], after.optimizer.state[other][moment])
 
 
 def test_a_crash_during_a_save_leaves_the_previous_checkpoint_in_force(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     run, model, settings = run_directory(tmp_path), small_model(), config()
-    optimizer = optimizer_of(model, settings)
-    checkpoint.save(run, 1, model, optimizer, tokenizer_from=tmp_path, extra={})
+    strategy = strategy_of(model, settings)
+    saved(run, 1, model, strategy, tmp_path)
 
     def killed(*_: Any, **__: Any) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr(torch, "save", killed)
     with pytest.raises(KeyboardInterrupt):
-        checkpoint.save(run, 2, model, optimizer, tokenizer_from=tmp_path, extra={})
+        saved(run, 2, model, strategy, tmp_path)
     assert checkpoint.latest(run) == 1
 
 
 def test_a_resume_that_cannot_be_exact_is_refused(tmp_path: Path) -> None:
     run, model, settings = run_directory(tmp_path), small_model(), config()
-    optimizer = optimizer_of(model, settings)
-    checkpoint.save(run, 1, model, optimizer, tokenizer_from=tmp_path, extra={})
+    strategy = strategy_of(model, settings)
+    saved(run, 1, model, strategy, tmp_path)
     (checkpoint.path(run, 1) / "optimizer.pt").unlink()
     with pytest.raises(checkpoint.CheckpointError, match="exact"):
-        checkpoint.restore(run, 1, optimizer)
+        checkpoint.restore(run, 1, strategy, Ranks())
 
 
 @pytest.mark.parametrize("name", ["model.safetensors", "optimizer.pt", "rng.pt", "trainer.json", "config.json"])
@@ -263,7 +271,7 @@ def test_a_resume_that_cannot_be_exact_is_refused(tmp_path: Path) -> None:
 def test_a_damaged_checkpoint_is_left_out_and_named(tmp_path: Path, name: str, how: str, old: bool) -> None:
     run, model = run_directory(tmp_path), small_model()
     for step in (1, 2):
-        checkpoint.save(run, step, model, optimizer_of(model, config()), tokenizer_from=tmp_path, extra={"seed": 1})
+        saved(run, step, model, strategy_of(model, config()), tmp_path, seed=1)
     directory = checkpoint.path(run, 2)
     if old:  # written before the sizes were
         (directory / "trainer.json").write_text('{"step": 2}')
@@ -284,26 +292,26 @@ def test_a_damaged_checkpoint_is_left_out_and_named(tmp_path: Path, name: str, h
 
 def test_weights_that_look_whole_and_are_not_end_in_one_typed_line(tmp_path: Path) -> None:
     run, model = run_directory(tmp_path), small_model()
-    directory = checkpoint.save(run, 1, model, None, tokenizer_from=tmp_path, extra={})
+    directory = saved(run, 1, model, strategy_of(model, config()), tmp_path)
     for name, content in (("config.json", b'{"model_type": "no-such-model"}'), ("model.safetensors", b"{" * 64)):
         whole = (directory / name).read_bytes()
         (directory / name).write_bytes(content)
-        with pytest.raises(checkpoint.CheckpointError, match=str(directory)) as caught:
-            checkpoint.load(directory)
+        with pytest.raises(models.ModelError, match=str(directory)) as caught:
+            models.load(directory)
         assert "\n" not in str(caught.value) and len(str(caught.value)) < 500
         (directory / name).write_bytes(whole)
-    optimizer = optimizer_of(model, config())
+    strategy = strategy_of(model, config())
     for content in (b"", b"PK\x03\x04" + b"\0" * 30, b"no archive"):
         (directory / "optimizer.pt").write_bytes(content)
         with pytest.raises(checkpoint.CheckpointError, match=str(directory)):
-            checkpoint.restore(run, 1, optimizer)
+            checkpoint.restore(run, 1, strategy, Ranks())
 
 
 def test_old_checkpoints_go_but_not_the_protected_one(tmp_path: Path) -> None:
     run, model = run_directory(tmp_path), small_model()
     for step in range(5):
-        checkpoint.save(run, step, model, None, tokenizer_from=tmp_path, extra={})
-    checkpoint.prune(run, 1, upto=3, protect=0)
+        saved(run, step, model, None, tmp_path)
+    checkpoint.prune(run, 1, upto=3, protect=[0])
     assert checkpoint.steps(run) == [0, 3, 4], "4 is none of those that count: it was left out as damaged"
 
 
@@ -311,7 +319,8 @@ def test_published_weights_are_the_models_and_current_names_them(tmp_path: Path)
     run, model = run_directory(tmp_path), small_model()
     assert weight_sync.current(run) is None
     for step in range(6):
-        weight_sync.publish(run, model, f"1.{step}")
+        path = weight_sync.publish(run, weight_sync.collect(model.named_parameters()), f"1.{step}")
+        weight_sync.make_current(run, path, f"1.{step}")
     current = weight_sync.current(run)
     assert current is not None and current["version"] == "1.5"
     tensors = load_file(current["path"])

@@ -1,0 +1,158 @@
+"""A rank's learner: the model, its strategy, and what a run keeps of them. No Ray here: the worker feeds it, a test can as well.
+
+    base ← checkpoint 0, or the initial model (then SFT, then checkpoint 0)
+    model ← newest checkpoint;  per step: train the batch, publish, save where due
+
+Everything that several ranks do together (`train`, `publish`, `save`) they must all call, in the same order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from forge_ray.config import Config
+from forge_ray.run_dir import RunDir
+from forge_ray.train_loop import checkpoint, lora, models, parts, weight_sync
+from forge_ray.train_loop.history import WeightHistory
+from forge_ray.train_loop.part import Part, Passes
+from forge_ray.train_loop.ranks import Ranks
+from forge_ray.train_loop.strategies import make
+from forge_ray.train_loop.update import Guard, Scorer, grpo_step
+
+Tell = Callable[[dict[str, Any]], None]
+"""Posts an event to the driver."""
+
+
+class Learner:
+    """Ready to train step `step` when it is made. Collective."""
+
+    def __init__(
+        self,
+        config: Config,
+        run: RunDir,
+        initial: Path,
+        *,
+        ranks: Ranks,
+        device: torch.device,
+        incarnation: int,
+        tell: Tell = lambda event: None,
+        supervise: Callable[[Any], None] | None = None,
+        teacher: Path | None = None,
+    ) -> None:
+        """`initial`: the run's initial model directory. `supervise(model)`: the supervised start, in place, if there is one. `teacher`:
+        the model directory that `train.loss.distillation` names."""
+        self.config, self.run = config, run
+        self._initial, self._ranks, self._device = initial, ranks, device
+        self._incarnation, self._tell = incarnation, tell
+        train = config.train
+        torch.manual_seed(config.seed)
+        found = self._resume_point()
+        self._lora: Any = None
+        if found is None:
+            self._model: Any = self._load(initial)
+            if supervise is not None:
+                supervise(self._model.to(device))
+            self.step = 0
+            self._save(None, 0, None)
+        else:
+            self.step = found
+            self._model = self._load(checkpoint.path(run, found if train.lora is None else 0))
+        packed = models.prepare(self._model, train)
+        if train.lora is not None:
+            self._lora = lora.attach(self._model, train.lora, checkpoint.path(run, self.step) if self.step else None)
+        self.strategy = make(train, self._model, ranks, device)
+        self.passes = Passes(
+            device, train.optimizer.microbatch_tokens, ranks,
+            lockstep=self.strategy.lockstep, autocast=train.precision == "bfloat16", packed=packed,
+        )  # fmt: skip
+        self._others = self._other_policies(teacher)
+        self._history, self._guard = WeightHistory(train.max_staleness), Guard(train.optimizer)
+        self.restored = checkpoint.restore(run, self.step, self.strategy, ranks) if self.step else None
+        """`trainer.json` of the checkpoint that the learner goes on from."""
+
+    def train(self, part: Part) -> dict[str, Any]:
+        """Train the batch of the current step; returns the step's metrics. Collective."""
+        metrics = grpo_step(
+            self.strategy, part, self.config, self.step,
+            others=self._others, history=self._history, guard=self._guard, passes=self.passes,
+        )  # fmt: skip
+        self.step += 1
+        return metrics
+
+    def publish(self) -> tuple[str, Path | None]:
+        """Write the current weights for the replicas: version label, and the file on rank 0. Collective."""
+        version = f"{self._incarnation}.{self.step}"
+        if self._lora is not None:
+            tensors, metadata = lora.published(self._model, self.strategy.tensors())
+            metadata["base"] = self._publish_base()
+        else:
+            tensors, metadata = weight_sync.collect(self.strategy.tensors(), keep=self._ranks.rank == 0), {}
+        return version, weight_sync.publish(self.run, tensors, version, metadata) if self._ranks.rank == 0 else None
+
+    def save(self, metrics: dict[str, Any] | None) -> Path:
+        """Write the checkpoint of the current step. Collective; it is on disk when this returns."""
+        return self._save(self.strategy, self.step, metrics)
+
+    def part(self, table: Any) -> Part:
+        """This rank's share of a step batch, of an Arrow table."""
+        return parts.of(table, self.config.train, self.passes)
+
+    def _save(self, strategy: Any, step: int, metrics: dict[str, Any] | None) -> Path:
+        # With the step's metrics: a driver that dies before it has written them down would leave a hole in the resumed run's.
+        extra = {"incarnation": self._incarnation, "seed": self.config.seed, "metrics": metrics}
+        written = checkpoint.save(
+            self.run, step, strategy, self._ranks, model=self._model, lora=self._lora, tokenizer_from=self._initial, extra=extra
+        )
+        self._tell({"kind": "checkpoint", "step": step, "path": str(written)})
+        return written
+
+    def _resume_point(self) -> int | None:
+        """Rank 0's view of the newest checkpoint, on every rank."""
+        found = -1
+        if self._ranks.rank == 0:
+            newest, damaged = checkpoint.newest(self.run)
+            for what in damaged:
+                self._tell({"kind": "note", "text": f"a checkpoint is left out: {what}"})
+            found = -1 if newest is None else newest
+        found = self._ranks.most(found)
+        return None if found < 0 else found
+
+    def _load(self, directory: Path) -> Any:
+        self._tell({"kind": "progress", "phase": "trainer", "detail": f"loading {directory.name}"})
+        return models.load(directory)
+
+    def _publish_base(self) -> str:
+        """The base that adapters are added to, written once per run."""
+        target = self.run.weights / lora.BASE
+        if self._ranks.rank == 0 and not target.exists():
+            named = ((name, value) for name, value in models.load(checkpoint.path(self.run, 0)).named_parameters())
+            weight_sync.write(target, weight_sync.collect(named), {})
+        return lora.BASE
+
+    def _other_policies(self, teacher: Path | None) -> dict[str, Scorer]:
+        """Policies that are not trained, by the field of `LossInputs` that they fill."""
+        others: dict[str, Scorer] = {}
+        loss = self.config.train.loss
+        if loss.kl > 0 and self._lora is not None:
+
+            def base(part: Part) -> Any:
+                with lora.without(self._model):
+                    return part.score(self.strategy.module, self.passes)
+
+            others["reference_logprobs"] = base
+        elif loss.kl > 0:
+            others["reference_logprobs"] = self._scorer(checkpoint.path(self.run, 0))
+        if teacher is not None:
+            others["teacher_logprobs"] = self._scorer(teacher)
+        return others
+
+    def _scorer(self, directory: Path) -> Scorer:
+        model = self._load(directory)
+        if self.passes.packed:
+            models.attention.use(model)
+        frozen = self.strategy.frozen(model)
+        return lambda part: part.score(frozen, self.passes)

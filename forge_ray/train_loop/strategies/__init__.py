@@ -1,0 +1,26 @@
+"""Where weights, gradients and optimizer state lie: `train.strategy`."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+from forge_ray.train_loop.strategies.strategy import Applied, Strategy
+
+if TYPE_CHECKING:
+    import torch
+
+    from forge_ray.config import Train
+    from forge_ray.train_loop.ranks import Ranks
+
+__all__ = ["Applied", "Strategy", "make"]
+
+
+def make(train: Train, model: torch.nn.Module, ranks: Ranks, device: torch.device) -> Strategy:
+    """The strategy of `train` around `model`, whose parameters that require gradients are trained. Collective."""
+    if train.strategy == "deepspeed":
+        from forge_ray.train_loop.strategies.deepspeed import Sharded
+
+        return Sharded(model, train.optimizer, train.deepspeed, ranks, device, max_norm=train.optimizer.max_grad_norm)
+    from forge_ray.train_loop.strategies.ddp import Replicated
+
+    return Replicated(model, train.optimizer, ranks, device)

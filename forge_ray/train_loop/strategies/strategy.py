@@ -1,0 +1,85 @@
+"""How the ranks of a worker group share a model and one optimizer step.
+
+The learner computes shares of a loss: a sum over trained tokens divided by one number that was counted over all micro-batches and ranks
+(`losses`). So gradients are *summed* over micro-batches and ranks, never averaged, and a strategy's only business is where weights,
+gradients and optimizer state lie and when the ranks meet. Invariants:
+
+- An update is all or nothing, and the same on every rank: `step` applies it to every weight, or leaves weights and moments as they were.
+- Between two updates every rank sees the same weights through `module`.
+- What is saved is enough to go on bit for bit, on as many ranks as before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, NamedTuple, Protocol
+
+import torch
+from torch import Tensor
+
+
+class Applied(NamedTuple):
+    """What became of one update."""
+
+    norm: float
+    """Norm of the whole gradient before clipping; infinite or NaN where it was not finite."""
+    done: bool
+    """False: the update was left out, and weights and moments are as before."""
+
+
+class Strategy(Protocol):
+    """See the module. `name` stands in checkpoints: one strategy's optimizer state is of no use to another."""
+
+    name: str
+    lockstep: bool
+    """Every rank must make the same number of forward and of backward passes (weights or gradients meet in them): whoever has fewer
+    makes up the difference with empty micro-batches."""
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """The Hugging Face model itself (or peft around it): its config, its head, its parameters' names."""
+        ...
+
+    @property
+    def module(self) -> torch.nn.Module:
+        """What forward passes call."""
+        ...
+
+    def rate(self, value: float) -> None:
+        """Set the learning rate."""
+        ...
+
+    def backward(self, loss: Tensor, *, last: bool) -> None:
+        """Add the gradient of a scalar share. `last`: no further backward of this update will come on this rank."""
+        ...
+
+    def step(self, *, max_norm: float, limit: float | None) -> Applied:
+        """Sum the gradients over the ranks, clip their norm to `max_norm`, update, clear them. An update whose norm is not finite, or
+        above `limit`, is left out. Collective."""
+        ...
+
+    def frozen(self, model: torch.nn.Module) -> torch.nn.Module:
+        """`model` (a reference policy) placed as the trained one is, without gradients; forward passes call the result."""
+        ...
+
+    def own(self) -> list[Tensor]:
+        """The tensors of this process that hold the trained weights: written together on all ranks they change what `module` computes."""
+        ...
+
+    def tensors(self) -> Iterator[tuple[str, Tensor]]:
+        """Names and whole values of the trained parameters, one after the other (a value is only good until the next). Collective."""
+        ...
+
+    def save(self, directory: Path) -> None:
+        """Write the optimizer's state below `directory`, where every rank writes its own part. Collective."""
+        ...
+
+    def restore(self, directory: Path) -> None:
+        """Read it back (`map_location` is the ranks' own). Collective; raises whatever reading raises."""
+        ...
+
+
+def adamw(parameters: list[torch.nn.Parameter], settings: Any, *, kind: type[torch.optim.AdamW] = torch.optim.AdamW) -> torch.optim.AdamW:
+    """AdamW by the rules of `train.optimizer`."""
+    return kind(parameters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay)

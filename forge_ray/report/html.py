@@ -121,11 +121,25 @@ def _reward_chart(steps: Sequence[StepMetrics], by_label: dict[str, list[Rollout
     rewards = [step.reward_mean for step in steps if step.reward_mean is not None]
     y_range = (min(0.0, *rewards, 0.0), max(1.0, *rewards, 1.0))
     return chart(
-        [_line("training reward", steps, "reward_mean", "reward_ci")],
+        [_line("training reward", steps, "reward_mean", "reward_ci"), *_harness_lines(steps)],
         [heldout],
         y_label="reward",
         y_range=y_range,
     )
+
+
+def _harness_lines(steps: Sequence[StepMetrics]) -> list[Line]:
+    """A curve of each harness, where several are trained in."""
+    names = sorted({name for step in steps for name in step.harnesses or ()})
+    return [
+        Line(
+            name,
+            [step.step for step in steps],
+            [(step.harnesses or {}).get(name, {}).get("reward_mean") for step in steps],
+            colour=f"hsl({(number * 137 + 150) % 360} 55% 50%)",
+        )
+        for number, name in enumerate(names)
+    ]
 
 
 def _cell(rate: PassRate | None) -> str:

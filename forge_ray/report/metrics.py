@@ -34,6 +34,8 @@ class StepMetrics(BaseModel):
     """Half width of its 95 % interval, over trajectories."""
     pass_rate: float | None = None
     """Share of the trained rollouts with a reward of at least 1."""
+    harnesses: dict[str, dict[str, float]] | None = None
+    """By harness, where the batch has several: `rollouts`, `valid`, `reward_mean`, `pass_rate`."""
     outcomes: dict[str, int] = Field(default_factory=dict)
     """Rollouts that ended since the step before, by outcome class."""
     treatments: dict[str, int] = Field(default_factory=dict)
@@ -76,7 +78,13 @@ class StepMetrics(BaseModel):
     clip_fraction: float | None = None
     """Share of the tokens whose ratio was clipped."""
     grad_norm: float | None = None
-    """Before clipping."""
+    """Before clipping, mean over the updates."""
+    updates: int | None = None
+    """Optimizer updates; 0 where nothing of the batch taught anything."""
+    updates_skipped: int | None = None
+    """Updates that were left out: their gradient was not finite, or above `train.optimizer.skip_grad_norm`."""
+    trainer_restarts: int | None = None
+    """Times that this driver has seen the train workers start again."""
     lr: float | None = None
     logprob_diff: float | None = None
     """Mean |rollout − trainer logprob| over tokens whose sampling weights the trainer still has, under those weights."""

@@ -63,7 +63,8 @@ class StepBatch:
     `tokens_trained` (those with weight). Means, absent where there is nothing to average: `reward_mean`, `reward_std` over valid
     rollouts, `reward/<name>` of each further number of the verifier over the rollouts that have it, `samples_per_rollout` over
     rollouts with samples. Of the valid rollouts, how their calls continue one another: see `continuity`. With a version: `staleness_max`,
-    `staleness_mean` of the tokens in the loss, in weight updates, and `staleness_tokens`, their number by staleness."""
+    `staleness_mean` of the tokens in the loss, in weight updates, and `staleness_tokens`, their number by staleness. With rollouts of
+    several harnesses: `harnesses`, by name `rollouts`, `valid`, and `reward_mean` and `pass_rate` over the valid ones."""
 
 
 def build_step(groups: Sequence[Group], config: Train, *, version: int | None = None) -> StepBatch:
@@ -102,6 +103,8 @@ def build_step(groups: Sequence[Group], config: Train, *, version: int | None = 
         made = sum(len(chain.merged(one)) for one in trajectories) if is_tree(table) else table.num_rows
         stats["samples_per_rollout"] = made / len(trajectories)
     stats |= _reward_stats(everyone)
+    if len(names := sorted({one.record.harness for one in everyone})) > 1:
+        stats["harnesses"] = {name: _harness_stats([one for one in everyone if one.record.harness == name]) for name in names}
     if version is not None:
         stats["staleness_max"], stats["staleness_mean"] = staleness(table, version)
         stats["staleness_tokens"] = staleness_tokens(table, version)
@@ -161,6 +164,12 @@ def _reward_stats(rollouts: Sequence[_Taken]) -> dict[str, float]:
     if unknown := sum(one.unknown for one in valid):
         stats["call_rewards_unknown"] = unknown
     return stats
+
+
+def _harness_stats(rollouts: Sequence[_Taken]) -> dict[str, float]:
+    rewards = [one.reward for one in rollouts if one.reward is not None]
+    means = {"reward_mean": statistics.fmean(rewards), "pass_rate": statistics.fmean(reward >= 1 for reward in rewards)} if rewards else {}
+    return {"rollouts": len(rollouts), "valid": len(rewards), **means}
 
 
 def reward_of(record: RolloutRecord) -> float | None:

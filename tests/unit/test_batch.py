@@ -144,6 +144,18 @@ def test_groups_of_a_task_may_mix_harnesses_where_the_config_says_so() -> None:
         built([group[0], make_rollout("b.0", 0, task_name="other")], advantage=Advantage(group_by="task"))
 
 
+def test_each_harness_has_its_own_numbers_where_there_are_several() -> None:
+    step = built(
+        [make_rollout("a.0", 1, harness="react"), make_rollout("b.0", 0, harness="react")],
+        [make_rollout("c.0", 0.5, harness="codex", group=1), make_rollout("d.0", None, harness="codex", group=1)],
+    )
+    assert step.stats["harnesses"] == {
+        "codex": {"rollouts": 2, "valid": 1, "reward_mean": 0.5, "pass_rate": 0.0},
+        "react": {"rollouts": 2, "valid": 2, "reward_mean": 0.5, "pass_rate": 0.5},
+    }
+    assert "harnesses" not in built([make_rollout("a.0", 1), make_rollout("b.0", 0)]).stats
+
+
 def test_the_statistics_of_the_papers_literal_reading() -> None:
     # Three calls of r_T = 1 at gamma 1/2: (1/4 + 1/2 + 1) / 3 = 7/12; one call of r_T = 1/4. Their mean is 5/12.
     group = [make_rollout("a.0", 1, samples=3), make_rollout("b.0", 0.25)]

@@ -263,3 +263,13 @@ def test_curves_of_few_steps(tmp_path: Path, step_rows: list[dict[str, float]]) 
     html.write_report(run)
     text = run.report.read_text()
     assert ("<svg" in text) == any("reward_mean" in row for row in step_rows) and "nan" not in text.lower().replace("nano", "")
+
+
+def test_a_curve_of_each_harness(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "mixed").create()
+    with MetricsWriter(run.metrics) as metrics:
+        for step in (1, 2, 3):
+            values = {"react": {"rollouts": 8, "reward_mean": step / 4}, "co<dex": {"rollouts": 8, "reward_mean": 0.1}}
+            metrics.append({"event": "step", "step": step, "reward_mean": 0.4, "harnesses": values if step > 1 else None})
+    page = html.render(run)
+    assert "react" in page and "co&lt;dex" in page and "co<dex" not in page

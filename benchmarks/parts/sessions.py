@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -21,6 +22,11 @@ from forge_ray.trajectories.store.schema import CALLS
 
 SPAN = "0.3"
 """The weight version that sampled everything."""
+_ALIKE: dict[str, Any] = {
+    "replica": "r0", "dialect": "messages", "path": "/v1/messages", "streamed": True, "conversation": "main", "max_tokens": 32_000,
+    "splice": "new", "version_open": SPAN, "version_end": SPAN,
+}  # fmt: skip
+"""Fields of a call that no builder looks at."""
 
 
 @dataclass
@@ -175,14 +181,15 @@ def table(sessions: Sequence[Sequence[Spoken]]) -> pa.Table:
         "ids": _lists([call.ids for *_, call in flat], "ids"),
         "logprobs": _lists([call.logprobs for *_, call in flat], "logprobs"),
         "spans": [[{"version": SPAN, "first": 0, "end": len(call.ids)}] for *_, call in flat],
-        "version_open": [SPAN] * len(flat),
-        "version_end": [SPAN] * len(flat),
         "status": ["finished"] * len(flat),
         "delivered": [not call.superseded for *_, call in flat],
         "superseded_by": [_id(name, ordinal + 1) if call.superseded else None for name, ordinal, call in flat],
         "trainable": [not call.superseded for *_, call in flat],
         "kind": [call.kind for *_, call in flat],
         "temperature": [1.0] * len(flat),
+        **{name: [value] * len(flat) for name, value in _ALIKE.items()},
+        "sampling": ['{"temperature":1.0}'] * len(flat),
+        "stop_reason": ["null"] * len(flat),
         "opened": [float(ordinal) for _, ordinal, _ in flat],
         "ended": [ordinal + 0.5 for _, ordinal, _ in flat],
     }
@@ -205,16 +212,10 @@ def calls(session: Sequence[Spoken], number: int = 0) -> list[Call]:
                 id=_id(name, ordinal),
                 session=name,
                 purpose="train",
-                replica="r0",
-                dialect="messages",
-                path="/v1/messages",
-                streamed=True,
                 kind=call.kind,
-                conversation="main",
                 prompt_ids=prompt,
                 sampling={"temperature": 1.0},
                 masked_by_grammar=False,
-                max_tokens=32_000,
                 opened=float(ordinal),
                 ended=ordinal + 0.5,
                 parent=None if call.parent < 0 else _id(name, call.parent),
@@ -225,6 +226,7 @@ def calls(session: Sequence[Spoken], number: int = 0) -> list[Call]:
                 status="finished",
                 delivered=not call.superseded,
                 superseded_by=_id(name, ordinal + 1) if call.superseded else None,
+                **_ALIKE,
             )
         )
     return made

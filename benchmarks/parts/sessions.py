@@ -189,7 +189,6 @@ def table(sessions: Sequence[Sequence[Spoken]]) -> pa.Table:
         "temperature": [1.0] * len(flat),
         **{name: [value] * len(flat) for name, value in _ALIKE.items()},
         "sampling": ['{"temperature":1.0}'] * len(flat),
-        "stop_reason": ["null"] * len(flat),
         "opened": [float(ordinal) for _, ordinal, _ in flat],
         "ended": [ordinal + 0.5 for _, ordinal, _ in flat],
     }

@@ -25,14 +25,13 @@ from forge_ray.config import Harness as HarnessConfig
 from forge_ray.errors import ForgeRayError, UserError
 from forge_ray.harnesses.harness import Harness, Launch, get
 from forge_ray.outcome import RATED, Outcome
-from forge_ray.rewards.call import Question, Scored, score
-from forge_ray.rewards.combine import combine
-from forge_ray.rewards.plan import function_of
+from forge_ray.rewards.verdict import Subject, Verdict, judge
 from forge_ray.rollout import RolloutRecord, RolloutRequest
 from forge_ray.run_dir import RunDir, write_atomic
 from forge_ray.sandboxes.sandbox import RunResult, Sandbox, SandboxBackend
+from forge_ray.tasks.digest import task_digest
 from forge_ray.tasks.task import Task, load_task
-from forge_ray.tasks.verifier import Rewards, VerifierError
+from forge_ray.tasks.verifier import VerifierError
 
 if TYPE_CHECKING:
     from forge_ray.serve_proxy.client import ProxyClient, SessionSummary
@@ -94,8 +93,9 @@ class _Attempt:
         self.result: RunResult | None = None
         self.summary: SessionSummary | None = None
         self.digest: str | None = None
-        self.rewards: Rewards | None = None
-        self.scored: Scored | None = None
+        self.task_digest: str | None = None
+        self.harness_version: str | None = None
+        self.verdict: Verdict | None = None
         self.ended: Outcome | None = None
 
     async def run(self) -> RolloutRecord:
@@ -105,7 +105,8 @@ class _Attempt:
         except _Failed as failed:
             outcome, detail = classify(failed.fault)
         self.seconds["total"] = time.monotonic() - begin
-        rated = outcome in RATED and self.rewards is not None
+        verdict = self.verdict if outcome in RATED else None
+        scored = verdict.scored if verdict else None
         record = RolloutRecord(
             id=self.id,
             key=self.request.key,
@@ -117,12 +118,14 @@ class _Attempt:
             attempt=self.number,
             outcome=outcome,
             detail=" ".join(detail.split()),
-            reward=self.rewards.reward if rated and self.rewards else None,
-            rewards=self.rewards.rewards if rated and self.rewards else {},
-            call_rewards=self.scored.calls if rated and self.scored else {},
-            reward_digest=self.scored.digest if self.scored else None,
+            reward=verdict.rewards.reward if verdict else None,
+            rewards=verdict.rewards.rewards if verdict else {},
+            call_rewards=scored.calls if scored else {},
+            reward_digest=scored.digest if scored else None,
             ended=self.ended,
             exit_code=self.result.exit_code if self.result else None,
+            task_digest=self.task_digest,
+            harness_version=self.harness_version,
             workspace_digest=self.digest,
             calls=self.summary.calls if self.summary else 0,
             sampled_tokens=self.summary.sampled_tokens if self.summary else 0,
@@ -137,10 +140,12 @@ class _Attempt:
         bench = self.bench
         async with self._step(Outcome.TASK):
             task = await asyncio.to_thread(load_task, self.request.task)
+            self.task_digest = await asyncio.to_thread(task_digest, task.directory)
         if missing := bench.backend.unsupported(task):
             raise _Failed(Fault(Outcome.TASK, f"{task.name} is not supported: {'; '.join(missing)}"))
         async with self._step(Outcome.HARNESS):
             harness = await asyncio.to_thread(self._harness)
+            self.harness_version = await asyncio.to_thread(harness.version)
         async with self._step(Outcome.SANDBOX, "create", task.spec.environment.build_timeout_sec):
             try:
                 sandbox = await bench.backend.create(task, self.id, self.logs)
@@ -199,32 +204,15 @@ class _Attempt:
             )
 
     async def _verify(self, task: Task, sandbox: Sandbox, outcome: Outcome, detail: str) -> tuple[Outcome, str]:
-        limit = task.verifier_timeout_s or self.bench.config.rollouts.verifier_timeout_s
-        problem = None
+        config, run, problem = self.bench.config, self.bench.run, None
+        archive = run.rollouts / "archive" / f"{self.digest}.tar.gz"
+        subject = Subject(run, self.id, archive, self.request.harness, str(outcome), self.logs)
         async with self._step(Outcome.VERIFIER, "verify"):
             try:
-                verdict = await sandbox.verify(timeout_s=limit) if task.has_test else None
-                self.scored = await self._score(task, outcome, verdict, limit)
-                self.rewards = combine(
-                    verdict.rewards if verdict else None,
-                    self.scored.rewards if self.scored else None,
-                    self.bench.config.rollouts.reward_weights,
-                )
+                self.verdict = await judge(subject, task, sandbox, config)
             except VerifierError as error:
                 problem = str(error)
         return verified(outcome, detail, problem)
-
-    async def _score(self, task: Task, outcome: Outcome, verdict: Rewards | None, limit: float) -> Scored | None:
-        """What the reward function says, where there is one. It reads the calls in a process of its own: no token comes by here."""
-        config, run = self.bench.config, self.bench.run
-        if (function := function_of(task, config.rollouts)) is None:
-            return None
-        question = Question(
-            str(function), str(run.root), self.id, str(run.rollouts / "archive" / f"{self.digest}.tar.gz"), task.name, str(task.directory),
-            self.request.harness, str(outcome), verdict.rewards if verdict else {},
-        )  # fmt: skip
-        log, size = self.logs / "reward.log", config.sandbox.log_bytes
-        return await score(function, question, timeout_s=limit, log=log, log_bytes=size, within=config.sandbox.directory)
 
     @property
     def _configured(self) -> HarnessConfig | None:

@@ -1,4 +1,4 @@
-"""`forge-ray rollouts ls | show | stats | export`: the stored rollouts of a run."""
+"""`forge-ray rollouts ls | show | stats | export | rescore`: the stored rollouts of a run."""
 
 from __future__ import annotations
 
@@ -23,11 +23,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "show": "one rollout: where it came from, what it came to, its calls",
         "stats": "counts, rewards with intervals, calls and tokens by purpose, harness, outcome and task",
         "export": "write rollouts in a format that other programs read",
+        "rescore": "judge archived workspaces again, by today's test scripts or another reward function; no model is needed",
     }
     made = {name: commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".") for name, text in texts.items()}
     for command in made.values():
         command.add_argument("run", metavar="RUN", help=RUN)
-    for name in ("ls", "stats", "export"):
+    for name in ("ls", "stats", "export", "rescore"):
         command = made[name]
         command.add_argument("--task", metavar="T", help="name of a task, or a pattern: 'sum-*'")
         command.add_argument("--harness", metavar="H", help="name of a harness, or a pattern")
@@ -42,13 +43,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     made["stats"].add_argument(
         "--by", metavar="A,B", help="which tables: of purpose, harness, outcome, task, step (default: the first four)"
     )
+    made["rescore"].add_argument("--tasks", metavar="DIR", help="judge by the tasks in DIR, by name (default: each rollout's own)")
+    made["rescore"].add_argument("--function", metavar="F", help="a reward function in the place of rollouts.reward: file.py:function")
+    made["rescore"].add_argument(
+        "--weight", action="append", default=[], metavar="NAME=W", help="a weight; all of them replace rollouts.reward_weights"
+    )
+    made["rescore"].add_argument("--jobs", type=int, metavar="N", help="sandboxes at a time (default: one per CPU)")
     made["export"].add_argument("--format", required=True, choices=FORMATS, help="see docs/rollouts.md")
     made["export"].add_argument("--out", required=True, metavar="FILE", help="file to write; must not exist")
 
 
 def run(arguments: argparse.Namespace) -> int:
     try:
-        return {"ls": _ls, "show": _show, "stats": _stats, "export": _export}[arguments.action](arguments)
+        return {"ls": _ls, "show": _show, "stats": _stats, "export": _export, "rescore": _rescore}[arguments.action](arguments)
     except BrokenPipeError:  # `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -129,6 +136,12 @@ def _export(arguments: argparse.Namespace) -> int:
     from forge_ray.cli.exports import export
 
     return export(arguments, _filter(arguments))
+
+
+def _rescore(arguments: argparse.Namespace) -> int:
+    from forge_ray.cli.rescore import rescore
+
+    return rescore(arguments, _filter(arguments))
 
 
 def _json(value: Any) -> str:

@@ -156,7 +156,31 @@ ROLLOUTS = Table(
     "purpose",
 )
 
-TABLES = {table.name: table for table in (CALLS, ROLLOUTS)}
+RESCORES = Table(
+    "rescores",
+    (
+        Column("rescore", _S, "id of the command that made it; ids sort by time"),
+        Column("rollout", _S, "the rollout"),
+        Column("task", _S, "its task's name"),
+        Column("harness", _S, "its harness"),
+        Column("workspace_digest", _S, "the archived workspace that was judged"),
+        Column("at", _F, "Unix seconds"),
+        Column("by", _S, "user@host"),
+        Column("outcome_before", _S, "the recorded outcome"),
+        Column("reward_before", _F, "the recorded reward", True),
+        Column("outcome", _S, "of the new verdict: ok, truncated, verifier; task, sandbox: there is none, the rollout stays as it was"),
+        Column("detail", _S, "one line for a person"),
+        Column("reward", _F, "the new terminal reward; null unless the outcome is ok or truncated", True),
+        Column("rewards", _NUMBERS, "each named number of the verifier and the reward function"),
+        Column("call_rewards", _NUMBERS, "rewards of single calls"),
+        Column("verifier_digest", _S, "`sha256:…` of the task that judged, as Harbor counts it", True),
+        Column("reward_digest", _S, "sha256, hex, of the reward function's sources; null: none was asked", True),
+        Column("weights", _NUMBERS, "`rollouts.reward_weights` of the verdict"),
+    ),
+    "purpose",
+)
+
+TABLES = {table.name: table for table in (CALLS, ROLLOUTS, RESCORES)}
 
 
 def check_version(schema: pa.Schema, where: str) -> None:

@@ -139,8 +139,8 @@ class Policy:
 
     async def commit_weights(self, version: str, pause: Literal["keep", "wait", "abort"]) -> dict[str, Any]:
         """Serve `version`; `pause`: `train.sync.pause`."""
-        await asyncio.shield(asyncio.ensure_future(self.updates.commit(version, pause)))
-        return {"replica": self.replica, "version": self.recorder.version, "paused_s": self.updates.paused_s}
+        paused = await asyncio.shield(asyncio.ensure_future(self.updates.commit(version, pause)))
+        return {"replica": self.replica, "version": self.recorder.version, "paused_s": paused}
 
     async def discard_weights(self) -> dict[str, Any]:
         """Forget what was prepared."""

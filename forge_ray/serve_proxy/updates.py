@@ -35,8 +35,6 @@ class Updates:
         self._node = ray.get_runtime_context().get_node_id()
         self._lock = asyncio.Lock()
         self._staged: tuple[str, weights.WeightFiles, ExitStack] | None = None
-        self.paused_s: float | None = None
-        """Time for which the last update kept the engine."""
 
     async def prepare(self, version: str, payload: Any) -> None:
         """Get `version` ready. `payload`: see `ProxyClient.update_weights`. Raises `WeightMismatch`."""
@@ -54,17 +52,18 @@ class Updates:
                 payload = await payload
             await asyncio.to_thread(self._stage, version, payload)
 
-    async def commit(self, version: str, pause: PauseMode) -> None:
-        """Serve `version`, which was prepared here, or which the run calls current."""
+    async def commit(self, version: str, pause: PauseMode) -> float | None:
+        """Serve `version`, which was prepared here, or which the run calls current. Returns the seconds from pause to resume; None if it is
+        served already."""
         async with self._lock:
             if self._recorder.version == version:
-                return
+                return None
             if self._staged is None or self._staged[0] != version:
                 current = weights.current(self._run)
                 if current is None or current[0] != version:
                     raise weights.WeightMismatch(f"version {version} was not prepared here")
                 await asyncio.to_thread(self._stage, version, current[1])
-            await self._switch(pause)
+            return await self._switch(pause)
 
     async def discard(self) -> None:
         """Forget what was prepared."""
@@ -102,11 +101,12 @@ class Updates:
             self._staged[2].close()
             self._staged = None
 
-    async def _switch(self, pause: PauseMode) -> None:
+    async def _switch(self, pause: PauseMode) -> float:
         assert self._staged is not None
         version, found, _ = self._staged
         began = time.monotonic()
         with self._admission.paused():
             await self._engine.update_policy(found, version, pause=pause)
-        self.paused_s = time.monotonic() - began
+        paused = time.monotonic() - began
         await asyncio.to_thread(self._drop)
+        return paused

@@ -37,8 +37,6 @@ def publish(run: RunDir, tensors: Mapping[str, torch.Tensor], version: str, meta
     """Write `tensors` as version `version`: the model's parameters (tied ones once), or adapters, which `metadata` says
     (`serve_proxy/weights.py`)."""
     target = run.weights / f"{version}.safetensors"
-    if not isinstance(tensors, Mapping):  # a whole model
-        tensors = collect(tensors.named_parameters())
     write(target, tensors, {**(metadata or {}), "version": version})
     now = current(run)
     served = None if now is None else Path(now["path"])

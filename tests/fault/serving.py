@@ -14,6 +14,7 @@ import subprocess
 import sys
 import threading
 import traceback
+from functools import partial
 from pathlib import Path
 from queue import Queue
 from typing import Any
@@ -131,8 +132,10 @@ class Serving:
         self._answers.put("")
 
 
-def obey(client: Any, config: Any) -> None:
+def obey(client: Any, config: Any, run: RunDir) -> None:
     """Do what the input says until it ends."""
+    from forge_ray.train_loop.weight_sync import make_current
+
     loop = asyncio.new_event_loop()
     for line in sys.stdin:
         command, *arguments = json.loads(line)
@@ -145,6 +148,10 @@ def obey(client: Any, config: Any) -> None:
             elif command == "update":
                 version, seconds = arguments
                 answer = loop.run_until_complete(client.update_weights(None, version, timeout_s=seconds))
+            elif command == "switch":
+                path, version, seconds = arguments
+                decide = partial(make_current, run, path, version)
+                answer = loop.run_until_complete(client.update_weights(path, version, timeout_s=seconds, decide=decide))
             elif command == "scale":
                 _scale(config.name, *arguments)
                 client.replicas = arguments[0]
@@ -168,16 +175,17 @@ def _scale(name: str, replicas: int) -> None:
 def main() -> None:
     import ray
 
-    from forge_ray.serve_proxy import deployment
     from tests.integration.conftest import make_config, start_ray
 
     root, port, values = sys.argv[1:]
-    start_ray()
+    start_ray()  # before the first import of Serve, which reads its variables then
+    from forge_ray.serve_proxy import deployment
+
     try:
         config, run = make_config("serving", int(port), **json.loads(values)), RunDir(Path(root))
         client = deployment.start(config, run, config.policy.model.path, 1)
         print(json.dumps({"answer": "ready"}), flush=True)
-        obey(client, config)
+        obey(client, config, run)
         deployment.stop(client.app)
     finally:
         ray.shutdown()

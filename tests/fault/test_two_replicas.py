@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import os
+import shutil
 import signal
 import time
 from collections.abc import Iterator
@@ -15,7 +16,7 @@ from typing import Any
 import httpx
 import pytest
 
-from forge_ray.run_dir import write_json
+from forge_ray.serve_proxy.weights import current as current_weights
 from tests.fault.serving import Serving
 from tests.tiny_model import tiny_model
 
@@ -135,31 +136,36 @@ async def test_a_key_alone_is_recorded_into_the_same_conversation(two: Serving) 
     assert two.do("close", limited)["limit"] == "calls"
 
 
-async def test_an_update_reaches_both_or_fails_with_a_reason(two: Serving) -> None:
-    weights = next(Path(tiny_model()).glob("*.safetensors"))
+async def test_an_update_reaches_both_or_none(two: Serving, tmp_path: Path) -> None:
+    def versions() -> set[str]:
+        return {status["version"] for status in two.do("status")}
 
-    def publish(version: str) -> None:
-        write_json(two.run.weights / "current.json", {"version": version, "path": str(weights)})
+    def current() -> str:
+        return current_weights(two.run)[0]  # type: ignore[index]
 
-    publish("1.1")
-    assert two.do("update", "1.1", 300)["replicas"] == 2
-    assert {status["version"] for status in two.do("status")} == {"1.1"}
-    slow = two.do("status")[0]
+    for version in ("1.1", "1.2"):
+        good = shutil.copy(next(Path(tiny_model()).glob("*.safetensors")), two.run.weights / f"{version}.safetensors")
+        told = two.do("switch", str(good), version, 300)
+        assert (told["replicas"], told["replaced"], versions(), current()) == (2, [], {version}, version)
+    torn = tmp_path / "1.3.safetensors"
+    torn.write_bytes(Path(good).read_bytes()[:1000])
+    with pytest.raises(RuntimeError, match=r"WeightMismatch"):
+        two.do("switch", str(torn), "1.3", 300)
+    assert (versions(), current()) == ({"1.2"}, "1.2"), "what cannot be loaded is refused by all before any has switched"
+    slow, other = two.do("status")
     os.kill(slow["pid"], signal.SIGSTOP)
-    try:
-        publish("1.2")
-        with pytest.raises(RuntimeError, match=r"ProxyUnavailable: update_weights: .*within 5 s"):
-            two.do("update", "1.2", 5)
-    finally:
-        os.kill(slow["pid"], signal.SIGCONT)
-    assert two.do("update", "1.2", 300)["replicas"] == 2  # idempotent: the one that has it already keeps it
-    assert {status["version"] for status in two.do("status")} == {"1.2"}
-    publish("1.3")
-    two.ask("update", "1.3", 300)
-    os.kill(slow["pid"], signal.SIGKILL)
+    good = shutil.copy(good, two.run.weights / "1.4.safetensors")
+    two.ask("switch", str(good), "1.4", 5)
+    assert current() == "1.2", "nothing is decided while one is not ready"
+    told = two.answer()
+    assert (told["replicas"], told["replaced"], versions(), current()) == (2, [slow["replica"]], {"1.4"}, "1.4")
+    assert {status["replica"] for status in two.do("status")} & {slow["replica"], other["replica"]} == {other["replica"]}
+    good = shutil.copy(good, two.run.weights / "1.5.safetensors")
+    two.ask("switch", str(good), "1.5", 300)
+    os.kill(other["pid"], signal.SIGKILL)
     assert two.answer()["replicas"] == 2
-    after = two.do("status")
-    assert slow["replica"] not in {status["replica"] for status in after} and {status["version"] for status in after} == {"1.3"}
+    assert (versions(), current()) == ({"1.5"}, "1.5")
+    assert two.do("switch", str(good), "1.5", 300)["paused_s"] is None, "idempotent"
 
 
 async def test_a_session_survives_its_replica(two: Serving) -> None:

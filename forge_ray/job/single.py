@@ -24,8 +24,8 @@ from forge_ray.run_dir import RunDir, next_incarnation
 
 
 def checkpoint(config: Config, where: str | None, option: str = "--checkpoint") -> Path | None:
-    """A model directory from `option`: a path, `latest` of the config's run, or None for the initial model."""
-    if where is None:
+    """A model directory from `option`: a path, `latest` of the config's run, or `initial` or None for the initial model."""
+    if where in (None, "initial"):
         return None
     if where == "latest":
         from forge_ray.train_loop.checkpoint import latest, path

@@ -76,5 +76,9 @@ class Train(Section):
     """Steps between checkpoints; the last step always gets one."""
     keep_checkpoints: Count = 2
     """Newest checkpoints that are kept."""
+    keep_best: Literal["heldout", "reward"] | None = None
+    """Keep the best one too: of the highest held-out pass@1 (see `eval.every`), or of the highest mean reward in training."""
+    restarts: Annotated[int, Field(ge=0)] = 3
+    """Times that the workers may be started again after one of them was lost; each goes on from the newest checkpoint."""
     logprob_bound: Positive = 1e-3
     """The run stops when mean |rollout − trainer logprob|, under the weights that sampled the token, is above this."""

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from forge_ray.config import Config
-from forge_ray.job import library
+from forge_ray.job import library, retention
 from forge_ray.job.compaction import Compaction
 from forge_ray.job.dispatch import Dispatch
 from forge_ray.job.evaluate import evaluate
@@ -75,6 +75,8 @@ class Driver:
         self._follower: asyncio.Task[None] | None = None
         self._failure: BaseException | None = None
         self._evaluated: set[int] = set()
+        self._restarts = 0
+        """Of the train workers, after one of them was lost."""
         self._fruitless = 0
         """Records in a row that carry no reward."""
         self._step_started = time.time()
@@ -212,6 +214,7 @@ class Driver:
             self._progress.note(event["text"])
         elif event["kind"] == "checkpoint":
             await self._exchange.forget_before.remote(event["step"])
+            await asyncio.to_thread(retention.prune, self.run, self.config.train, event["step"])
         elif event["kind"] == "weights":
             await self._new_weights(event)
         elif event["kind"] == "failed":
@@ -234,7 +237,9 @@ class Driver:
         trained = event.get("metrics")
         if self.version is not None and trained is None:
             # The worker group was restarted and went back to a checkpoint: its batches are offered again as they are.
+            self._restarts += 1
             log.warning("the trainer restarted at step %s", event["step"])
+            self._progress.warn(f"the trainer's workers were started again ({self._restarts}), and go on from step {event['step']}")
         self.version, self._batches.offered = event["step"], None
         if trained is not None:
             await self._report_step(event, trained, sync_s)
@@ -256,6 +261,7 @@ class Driver:
             log.warning("no token count for step %s: %s", event["step"], error)
         driven = {
             "seconds": seconds,
+            "trainer_restarts": self._restarts,
             "rollout_tokens_per_s": tokens_per_s,
             "sync_s": sync_s,
             "trainer_idle_share": min(trained["wait_s"] / max(seconds, 1e-9), 1.0),

@@ -36,8 +36,9 @@ class StepReport:
     def _write(self, row: StepMetrics) -> None:
         self._metrics.append(row)
         self._progress.step(row)
-        if warned := signal.warning(row):
-            self._progress.warn(f"step {row.step}: {warned}")
+        for warned in (signal.warning(row), signal.left_out(row)):
+            if warned:
+                self._progress.warn(f"step {row.step}: {warned}")
 
     def _row(self, step: int, version: str, stats: dict[str, Any], trained: dict[str, Any]) -> StepMetrics:
         tokens = int(stats["tokens_trained"])

@@ -22,10 +22,11 @@ PASS = 1.0
 """A rollout passes with a reward of at least this."""
 
 
-def read_records(run: RunDir) -> list[RolloutRecord]:
-    """Every `rollouts/<id>/result.json`, by the time the rollout started; files that are not readable as one are left out."""
+def read_records(run: RunDir, ids: str = "*") -> list[RolloutRecord]:
+    """Every `rollouts/<id>/result.json`, by the time the rollout started; files that are not readable as one are left out. `ids`: a pattern
+    of names."""
     records = []
-    for file in run.rollouts.glob("*/result.json"):
+    for file in run.rollouts.glob(f"{ids}/result.json"):
         try:
             records.append(RolloutRecord.model_validate_json(file.read_bytes()))
         except (OSError, ValidationError):

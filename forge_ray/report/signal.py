@@ -23,3 +23,14 @@ def warning(step: StepMetrics) -> str | None:
 def untaught(steps: list[StepMetrics]) -> int:
     """Number of steps that trained nothing."""
     return sum(warning(step) is not None for step in steps)
+
+
+def left_out(step: StepMetrics) -> str | None:
+    """One line for the user if updates of the step were left out."""
+    if not step.updates_skipped:
+        return None
+    made = step.updates or 0
+    return (
+        f"{step.updates_skipped} of {step.updates_skipped + made} updates were left out: the gradient was not finite, or above "
+        "train.optimizer.skip_grad_norm; the weights are as they were before them"
+    )

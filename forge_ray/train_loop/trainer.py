@@ -20,9 +20,6 @@ from forge_ray.train_loop.exchange import Exchange
 THREAD = "forge-ray trainer"
 """Name of the thread."""
 
-MAX_FAILURES = 3
-"""Restarts of the worker group after its processes were lost."""
-
 
 class TrainingFailed(ForgeRayError):
     """The train workers gave up; the message is their last error's."""
@@ -83,7 +80,7 @@ def _fit(config: Config, run: RunDir, model: Path, demonstrations: Path | None, 
             "exchange": exchange,
         },
         scaling_config=ScalingConfig(num_workers=train.workers, use_gpu=train.worker_gpus > 0, resources_per_worker=resources),
-        run_config=RunConfig(name="ray-train", storage_path=str(run.root), failure_config=FailureConfig(max_failures=MAX_FAILURES)),
+        run_config=RunConfig(name="ray-train", storage_path=str(run.root), failure_config=FailureConfig(max_failures=train.restarts)),
     ).fit()
 
 

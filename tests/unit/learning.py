@@ -78,9 +78,7 @@ def in_groups(worlds: list[int], folder: Path, work: Callable[..., Any], *argume
     """`work(ranks, folder / number of the group, *arguments)` on gloo groups of these sizes, all at once; results by group and rank."""
     folder.mkdir(parents=True, exist_ok=True)
     start_processes(_rank, args=(worlds, str(folder), work, arguments), nprocs=sum(worlds), start_method="spawn")
-    return [
-        [pickle.loads((folder / f"{group}-{rank}.pickle").read_bytes()) for rank in range(world)] for group, world in enumerate(worlds)
-    ]
+    return [[pickle.loads((folder / f"{group}-{rank}.pickle").read_bytes()) for rank in range(world)] for group, world in enumerate(worlds)]
 
 
 def _rank(index: int, worlds: list[int], folder: str, work: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

@@ -1,0 +1,152 @@
+"""What becomes of a step that cannot be trained as it is: nothing to learn, gradients that explode, NaN from the policy or the record."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from forge_ray.config import Config
+from forge_ray.job import retention
+from forge_ray.report import signal
+from forge_ray.report.metrics import MetricsWriter, StepMetrics
+from forge_ray.run_dir import RunDir
+from forge_ray.train_loop import checkpoint
+from forge_ray.train_loop.learner import Learner
+from forge_ray.train_loop.losses import NotFinite
+from forge_ray.train_loop.rows import Rows
+from forge_ray.train_loop.update import Diverged
+from tests.unit import learning
+from tests.unit.making import make_record
+
+
+def made(folder: Path, **optimizer: float) -> Learner:
+    settings = learning.config(steps=20, loss={"kl": 0.01}, optimizer={"lr": 1e-3, **optimizer})
+    return learning.learner_of(settings, learning.with_model(folder))
+
+
+def state(learner: Learner) -> list[torch.Tensor]:
+    """Weights and moments, copied."""
+    optimizer = learner.strategy.optimizer  # type: ignore[attr-defined]
+    moments = [value.clone() for entry in optimizer.state.values() for value in entry.values()]
+    return [value.clone() for value in learner.strategy.own()] + moments
+
+
+def unchanged(before: list[torch.Tensor], learner: Learner) -> bool:
+    after = state(learner)
+    return len(before) == len(after) and all(torch.equal(one, other) for one, other in zip(before, after, strict=True))
+
+
+def batch(learner: Learner) -> Rows:
+    return learning.sampled(learner, learning.rollouts(learner.step))
+
+
+def test_a_step_of_degenerate_groups_makes_no_update_and_the_version_moves_on(tmp_path: Path) -> None:
+    learner = made(tmp_path)
+    learner.train(batch(learner))
+    before = state(learner)
+    metrics = learner.train(Rows([]))
+    assert learner.step == 2 and metrics["updates"] == 0 and metrics.get("loss") is None and metrics["checked_tokens"] == 0
+    assert unchanged(before, learner), "not even weight decay or old moments move a weight"
+    assert learner.publish()[0] == "1.2", "rollouts go on under a new version of the same weights"
+    assert learner.train(batch(learner))["updates"] == 1
+
+
+def test_an_update_whose_gradient_explodes_is_left_out_and_the_next_one_is_made(tmp_path: Path) -> None:
+    learner = made(tmp_path, skip_grad_norm=50.0)
+    first = learner.train(batch(learner))
+    assert first["updates"] == 1 and first["grad_norm"] < 50
+    before, wild = state(learner), batch(learner)
+    for row in wild.rows:
+        row.advantages = row.advantages * 1e4
+    metrics = learner.train(wild)
+    assert (metrics["updates"], metrics["updates_skipped"]) == (0, 1) and "grad_norm" not in metrics
+    assert unchanged(before, learner)
+    assert signal.left_out(StepMetrics(step=2, **metrics)) is not None
+    again = learner.train(batch(learner))
+    assert (again["updates"], again["updates_skipped"]) == (1, 0) and not unchanged(before, learner)
+
+
+@pytest.mark.parametrize("zero", [0, 3])
+def test_nan_from_the_policy_leaves_updates_out_until_there_are_too_many(tmp_path: Path, zero: int) -> None:
+    """Its weights are sound: the kernel, or the precision, gives NaN for one token."""
+    if zero:
+        pytest.importorskip("deepspeed")
+    settings = learning.config(
+        steps=20, optimizer={"lr": 1e-3, "max_skips": 2},
+        **({"strategy": "deepspeed", "deepspeed": {"zero": zero}} if zero else {}),
+    )  # fmt: skip
+    learner = learning.learner_of(settings, learning.with_model(tmp_path))
+    learner.train(batch(learner))
+    before = {name: value.clone() for name, value in learner.strategy.tensors()}
+    poison = False
+
+    def spoil(module: torch.nn.Module, arguments: object, output: torch.Tensor) -> torch.Tensor:
+        if poison and torch.is_grad_enabled():
+            output = output.clone()
+            output[..., 0, :] = float("nan")
+        return output
+
+    learner.strategy.model.get_output_embeddings().register_forward_hook(spoil)  # type: ignore[operator]
+    for _ in range(2):
+        good = batch(learner)
+        poison = True
+        metrics = learner.train(good)
+        poison = False
+        assert (metrics["updates"], metrics["updates_skipped"]) == (0, 1)
+        assert all(torch.equal(before[name], value) for name, value in learner.strategy.tensors())
+    assert learner.train(batch(learner))["updates"] == 1, "the count begins anew"
+    with pytest.raises(Diverged, match=r"3 updates in a row.*max_skips = 2"):
+        for _ in range(3):
+            good = batch(learner)
+            poison = True
+            learner.train(good)
+            poison = False
+
+
+def test_nan_in_the_record_stops_at_once_by_name(tmp_path: Path) -> None:
+    learner = made(tmp_path)
+    learner.train(batch(learner))
+    before, bad = state(learner), batch(learner)
+    bad.rows[1].advantages = np.full_like(bad.rows[1].advantages, np.nan)
+    with pytest.raises(NotFinite, match=r"advantages.*r1-1, token"):
+        learner.train(bad)
+    assert unchanged(before, learner)
+
+
+def settings_of(**train: object) -> Config:
+    return learning.config(**train)
+
+
+def test_the_newest_and_the_best_checkpoints_are_kept_and_what_they_stand_on(tmp_path: Path) -> None:
+    run = RunDir(tmp_path).create()
+    rates = {2: 0.25, 4: 0.75, 6: 0.75, 8: 0.5, 10: 0.0}
+    model = learning.small_model()
+    with MetricsWriter(run.metrics) as writer:
+        for step in range(1, 11):
+            writer.append(StepMetrics(step=step, reward_mean=0.9 if step == 3 else step / 20))
+    for step, rate in rates.items():
+        for sample in range(4):
+            folder = run.rollouts / f"eval-step-{step}-000-{sample}"
+            folder.mkdir()
+            reward = float(sample < 4 * rate)
+            record = make_record(folder.name, reward, group=None, key=folder.name, purpose="eval", task_name="t")
+            (folder / "result.json").write_text(record.model_dump_json())
+    for step in (0, *rates):
+        checkpoint.save(run, step, None, learning.Ranks(), model=model, lora=None, tokenizer_from=tmp_path, extra={})
+        file = checkpoint.path(run, step) / "optimizer.pt"
+        torch.save({}, file)
+        if step == 6:
+            retention.prune(run, settings_of(keep_checkpoints=3, keep_best="heldout").train, upto=6)
+            assert checkpoint.steps(run) == [2, 4, 6]
+    assert retention.best(run, "heldout") == 6, "of equals the later one"
+    assert retention.best(run, "reward") == 2, "the weights after two steps are first used in step 3"
+    (checkpoint.path(run, 6) / "model.safetensors").write_bytes(b"")
+    assert retention.best(run, "heldout") == 4, "what is damaged is no best"
+    retention.prune(run, settings_of(keep_checkpoints=1, keep_best="heldout").train, upto=10)
+    assert checkpoint.steps(run) == [4, 10]
+    checkpoint.save(run, 0, None, learning.Ranks(), model=model, lora=None, tokenizer_from=tmp_path, extra={})
+    retention.prune(run, settings_of(keep_checkpoints=1, lora={"rank": 2}).train, upto=10)
+    assert checkpoint.steps(run) == [0, 10], "adapters stand beside checkpoint 0"

@@ -11,8 +11,9 @@ from forge_ray.conformance.programs import Program
 from forge_ray.conformance.reply import Reply
 
 ONE, TWO, THREE = 'a  b\tc "q" \\d', "naïve café ☕ 漢字 👩‍💻", "x/y/z"
-DELAY_S = 0.03
-"""Seconds between the tokens of a reply that is cut: it must still be under way then."""
+DELAY_S = {"cut": 0.03, "reset": 0.1}
+"""Seconds between the tokens of a reply that a fault destroys. It must be under way then: a proxy has delivered a reply whose last byte it
+was rid of, whatever became of it on the way, and where the program then asks in other words, the turn rightly counts twice."""
 PRINTED = "; sleep 0.2"
 """Ends a command whose output the script waits for: Qwen Code now and then loses what is printed just before the end."""
 
@@ -130,15 +131,16 @@ def fault(kind: FaultKind) -> Callable[[Program], Plan]:
     def plan(program: Program) -> Plan:
         of = mark(program.name, kind)
         at, gives_up = 0 if kind == "cut" else 1, kind in program.gives_up
+        slowly = {"delay_s": DELAY_S[kind]} if kind in DELAY_S else {}
         once = program.shell.call("printf 'once\\n' >> once.txt; echo step-one-is-\"done\"" + PRINTED)
         # By what was done and not by the turn: some programs keep the half of a cut reply as a turn.
         rules = [
-            rule("step.1", program.end("It is written, once."), of=of, if_="step-one-is-done"),
+            rule("step.1", program.end("It is written, once."), of=of, if_="step-one-is-done", **(slowly if at == 1 else {})),
             rule(
                 "step.0",
                 Reply("I append one line to a file, once and only once.", (once,)),
                 of=of,
-                **({"delay_s": DELAY_S} if kind == "cut" else {}),
+                **(slowly if at == 0 else {}),
             ),
         ]
         attempts = kind in ("reset", "cut")

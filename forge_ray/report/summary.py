@@ -56,15 +56,9 @@ class Summary(BaseModel):
     resampled_groups: int = 0
 
     def lines(self) -> list[str]:
-        """What was learned, for the end of the terminal's output."""
-        before, after = self.heldout.get("before"), self.heldout.get("after")
-        lines = []
-        if before and after:
-            lines.append(f"held-out pass@1: {before} before, {after} after {self.steps} steps")
-        elif before or after:
-            lines.append(f"held-out pass@1 {'before' if before else 'after'} training: {before or after}")
+        """How it went and, last, what was learned: the end of the terminal's output."""
         ended = ", ".join(f"{count} {outcome}" for outcome, count in self.outcomes.items()) or "none"
-        lines.append(f"{self.steps} steps, {self.rollouts} rollouts ({ended}), {self.tokens} sampled tokens")
+        lines = [f"{self.steps} steps, {self.rollouts} rollouts ({ended}), {self.tokens} sampled tokens"]
         if self.unused_rollouts or self.resampled_groups:
             lines.append(
                 f"{self.unused_rollouts} rollouts were fit to be trained and were not: their group was dropped, shrank, grew stale or was "
@@ -75,6 +69,11 @@ class Summary(BaseModel):
         if total := self.seconds.get("total"):
             phases = ", ".join(f"{name} {value:.0f}" for name, value in self.seconds.items() if name != "total")
             lines.append(f"{total:.0f} s ({phases})")
+        before, after = self.heldout.get("before"), self.heldout.get("after")
+        if before and after:
+            lines.append(f"held-out pass@1: {before} before, {after} after {self.steps} steps")
+        elif before or after:
+            lines.append(f"held-out pass@1 {'before' if before else 'after'} training: {before or after}")
         return lines
 
 

@@ -135,6 +135,28 @@ def _json(file: Path) -> tuple[dict[str, Any], str | None]:
     return (value, None) if isinstance(value, dict) else ({}, f"{file} holds no JSON object")
 
 
+def vocabulary_problem(directory: Path, other: Path) -> str | None:
+    """Why the model in `other` cannot rate the tokens of the one in `directory`: another id for a token, or fewer ids; None if it can.
+
+    Told from `tokenizer.json`, which both must have, and the size in `config.json`.
+    """
+    known = []
+    for folder in (directory, other):
+        tokenizer, problem = _json(folder / "tokenizer.json")
+        if problem is not None:
+            return problem
+        vocabulary = tokenizer.get("model", {}).get("vocab", {})
+        tokens = dict(vocabulary) if isinstance(vocabulary, dict) else {entry[0]: place for place, entry in enumerate(vocabulary)}
+        known.append(tokens | {entry["content"]: entry["id"] for entry in tokenizer.get("added_tokens", ())})
+    if differing := next((token for token, number in known[0].items() if known[1].get(token) != number), None):
+        return f"{other} has another tokenizer than {directory}: token {differing!r} is not number {known[0][differing]} there"
+    config = _json(other / "config.json")[0]
+    size = config.get("vocab_size") or config.get("text_config", {}).get("vocab_size")
+    if isinstance(size, int) and size <= (most := max(known[0].values(), default=0)):
+        return f"{other} has a vocabulary of {size} tokens, and the policy's ids go to {most}"
+    return None
+
+
 def template_sha256(policy: Policy, directory: Path) -> str | None:
     """sha256, hex, of the chat template that holds: `policy.chat_template`'s, else the model directory's; None where neither has one."""
     for file in (Path(policy.chat_template) if policy.chat_template else None, directory / "chat_template.jinja"):

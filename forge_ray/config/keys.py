@@ -36,7 +36,7 @@ def nearest(location: tuple[Any, ...]) -> str:
     siblings = {key.rpartition(".")[2]: key for key in keys if key.rpartition(".")[0] == generic.rpartition(".")[0]}
     if wanted in siblings:
         return siblings[wanted]
-    if close := difflib.get_close_matches(wanted, siblings, n=1, cutoff=0.6):
-        return siblings[close[0]]
-    same_name = [key for key in keys if key.rpartition(".")[2] == wanted]
-    return same_name[0] if same_name else difflib.get_close_matches(generic, keys, n=1, cutoff=0.0)[0]
+    if same_name := [key for key in keys if key.rpartition(".")[2] == wanted]:
+        return same_name[0]
+    close = difflib.get_close_matches(wanted, siblings, n=1, cutoff=0.6)
+    return siblings[close[0]] if close else difflib.get_close_matches(generic, keys, n=1, cutoff=0.0)[0]

@@ -51,8 +51,8 @@ class Stale(Section):
 class Distillation(Section):
     """On-policy distillation: the teacher rates the tokens that the policy sampled."""
 
-    teacher: Source | None = None
-    """A Hugging Face model directory with the policy's vocabulary, run in the train worker."""
+    teacher: Source
+    """A Hugging Face model directory with the policy's vocabulary. The train workers run it once over each step batch."""
     coefficient: Positive = 1.0
     """Factor of the reverse KL."""
     form: Literal["advantage", "loss"] = "advantage"

@@ -22,7 +22,7 @@ from forge_ray.job.dispatch import Dispatch
 from forge_ray.job.scheduler import TaskRef
 from forge_ray.job.sources import resolve
 from forge_ray.job.store import StoreThread, location
-from forge_ray.model_files import MODEL_FIX, policy_problem
+from forge_ray.model_files import MODEL_FIX, model_problem, policy_problem, vocabulary_problem
 from forge_ray.rewards.plan import refuse
 from forge_ray.run_dir import RunDir
 from forge_ray.tasks.task import load_tasks
@@ -81,6 +81,16 @@ class Runtime:
         if (problem := policy_problem(self.config.policy, model)) is not None:
             raise UserError(problem, where="policy.model", fix=MODEL_FIX)
         return model
+
+    async def teacher(self, model: Path) -> Path | None:
+        """The directory of `train.loss.distillation.teacher`, if there is one. Raises `UserError` where it cannot rate `model`'s tokens."""
+        if (settings := self.config.train.loss.distillation) is None:
+            return None
+        where = "train.loss.distillation.teacher"
+        teacher = await resolve(settings.teacher, where, "distillation-teacher", self.run, self.config.seed)
+        if (problem := model_problem(teacher) or vocabulary_problem(model, teacher)) is not None:
+            raise UserError(problem, where=where, fix="give a whole Hugging Face model directory with the policy's tokenizer")
+        return teacher
 
     async def tasks(self) -> tuple[list[TaskRef], list[TaskRef]]:
         """Training and held-out tasks, validated."""

@@ -7,11 +7,13 @@ weights as its first update. Each stage is timed under its name in `phases.jsonl
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from pathlib import Path
 
 from forge_ray.config import Config
-from forge_ray.job import schedule_print, stall
+from forge_ray.job import offline, schedule_print, stall
 from forge_ray.job.driver import Driver
+from forge_ray.job.offline import Source
 from forge_ray.job.run_log import run_log
 from forge_ray.job.runtime import Runtime
 from forge_ray.job.sources import resolve
@@ -23,12 +25,14 @@ from forge_ray.run_dir import RunDir, next_incarnation
 from forge_ray.train_loop.trainer import TrainerThread, start_exchange
 
 
-def train(config: Config, run: RunDir, *, resume: bool) -> Summary:
-    """Run to the end; returns the summary. Raises `UserError` for bad input, other `ForgeRayError`s for a run that failed,
-    `KeyboardInterrupt` when it was stopped by SIGINT or SIGTERM (after everything was taken down)."""
+def train(config: Config, run: RunDir, *, resume: bool, sources: Sequence[Source] = ()) -> Summary:
+    """Run to the end; returns the summary. `sources`: the stores of `train.offline`.
+
+    Raises `UserError` for bad input, other `ForgeRayError`s for a run that failed, `KeyboardInterrupt` when it was stopped by SIGINT or
+    SIGTERM (after everything was taken down)."""
     try:
         with run_log(run):
-            asyncio.run(_train(config, run, resume=resume))
+            asyncio.run(_train(config, run, resume=resume, sources=sources))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
     summary = write_summary(run)
@@ -38,7 +42,7 @@ def train(config: Config, run: RunDir, *, resume: bool) -> Summary:
     return summary
 
 
-async def _train(config: Config, run: RunDir, *, resume: bool) -> None:
+async def _train(config: Config, run: RunDir, *, resume: bool, sources: Sequence[Source]) -> None:
     phases = PhaseLog(run.phases)
     with Progress(config.train.steps, title=config.name) as progress, MetricsWriter(run.metrics) as metrics:
         async with Runtime(config, run) as runtime:
@@ -47,6 +51,10 @@ async def _train(config: Config, run: RunDir, *, resume: bool) -> None:
                 cluster = runtime.connect()
                 runtime.require_resources(training=True)
             progress.done("Ray", f"{'own cluster' if cluster.owned else cluster.address}, run directory {run.root}")
+            if config.train.offline is not None:
+                async with stall.watch(progress):
+                    await offline.learn(config, run, runtime, sources, phases, progress, metrics, resume=resume)
+                return
             if not cluster.haproxy:
                 progress.note("Serve runs without HAProxy (slower): start Ray with the variables of cluster/ray.env")
             async with stall.watch(progress):
@@ -63,6 +71,7 @@ async def _bring_up(
     with phases.phase("inputs"):
         progress.phase("inputs", "model and tasks")
         model, (tasks, heldout) = await asyncio.gather(runtime.model(), runtime.tasks())
+        teacher = await runtime.teacher(model)
         schedule_print.keep(run, schedule_print.of_config(config) | schedule_print.of_tasks(tasks, heldout))
         progress.done("inputs", f"{len(tasks)} training tasks, {len(heldout)} held-out")
         if config.tasks.heldout is None:
@@ -84,7 +93,7 @@ async def _bring_up(
                 demonstrations = await resolve(source, "train.sft.demonstrations", "demonstrations", run, config.seed)
                 progress.done("demonstrations", str(demonstrations))
         exchange = start_exchange(run)
-        return exchange, TrainerThread(config, run, model, demonstrations, exchange)
+        return exchange, TrainerThread(config, run, model, demonstrations, exchange, teacher)
 
     client, (exchange, trainer) = await asyncio.gather(serve(), learner())
     driver = Driver(

@@ -35,14 +35,18 @@ def start_exchange(run: RunDir) -> Any:
 class TrainerThread:
     """A running `TorchTrainer.fit`."""
 
-    def __init__(self, config: Config, run: RunDir, model: Path, demonstrations: Path | None, exchange: Any) -> None:
+    def __init__(
+        self, config: Config, run: RunDir, model: Path, demonstrations: Path | None, exchange: Any, teacher: Path | None = None
+    ) -> None:
         self._future: concurrent.futures.Future[None] = concurrent.futures.Future()
-        self._thread = threading.Thread(target=self._run, args=(config, run, model, demonstrations, exchange), name=THREAD, daemon=True)
+        self._thread = threading.Thread(
+            target=self._run, args=(config, run, model, demonstrations, exchange, teacher), name=THREAD, daemon=True
+        )
         self._thread.start()
 
-    def _run(self, config: Config, run: RunDir, model: Path, demonstrations: Path | None, exchange: Any) -> None:
+    def _run(self, *given: Any) -> None:
         try:
-            _fit(config, run, model, demonstrations, exchange)
+            _fit(*given)
         except BaseException as error:
             self._future.set_exception(error)
         else:
@@ -62,7 +66,7 @@ class TrainerThread:
         self.check()
 
 
-def _fit(config: Config, run: RunDir, model: Path, demonstrations: Path | None, exchange: Any) -> None:
+def _fit(config: Config, run: RunDir, model: Path, demonstrations: Path | None, exchange: Any, teacher: Path | None) -> None:
     from ray.train import FailureConfig, RunConfig, ScalingConfig
     from ray.train.torch import TorchTrainer
 
@@ -77,6 +81,7 @@ def _fit(config: Config, run: RunDir, model: Path, demonstrations: Path | None, 
             "run": str(run.root),
             "model": str(model),
             "demonstrations": str(demonstrations) if demonstrations else None,
+            "teacher": str(teacher) if teacher else None,
             "exchange": exchange,
         },
         scaling_config=ScalingConfig(num_workers=train.workers, use_gpu=train.worker_gpus > 0, resources_per_worker=resources),

@@ -21,7 +21,7 @@ PROGRESS_EVERY_S = 1.0
 
 
 def train_worker(settings: dict[str, Any]) -> None:
-    """Ray Train's entry: `settings` holds config, run, model, demonstrations (paths) and the exchange's handle."""
+    """Ray Train's entry: `settings` holds config, run, model, demonstrations, teacher (paths) and the exchange's handle."""
     try:
         _train(settings)
     except ForgeRayError as error:
@@ -69,10 +69,18 @@ def _train(settings: dict[str, Any]) -> None:
         teacher=Path(settings["teacher"]) if settings.get("teacher") else None,
     )
 
+    sender: Any = None
+    if train.sync.backend == "nccl":
+        from forge_ray.serve_proxy.client import nccl_sender
+
+        sender = nccl_sender(config, rank, learner.strategy.tensors)
+
     def publish(metrics: dict[str, Any] | None, restored: dict[str, Any] | None = None, stats: dict[str, Any] | None = None) -> None:
         version, path = learner.publish()
-        event = {"kind": "weights", "step": learner.step, "version": version, "path": str(path), "node": ray.get_runtime_context().get_node_id()}
-        post({**event, "metrics": metrics, "restored": restored, "stats": stats})
+        if sender is not None:
+            sender.send(version)
+        event = {"kind": "weights", "step": learner.step, "version": version, "path": str(path)}
+        post({**event, "node": ray.get_runtime_context().get_node_id(), "metrics": metrics, "restored": restored, "stats": stats})
 
     _announce(learner.step)
     publish(None, learner.restored)

@@ -80,7 +80,9 @@ def build_step(groups: Sequence[Group], config: Train, *, version: int | None = 
         told = False
         for one, value, trained in zip(group, result.advantages, result.trained, strict=True):
             extra = {ordinal: advantage for ordinal, (advantage, speaks) in zip(one.rewarded, bonus, strict=False) if speaks}
-            one.share(value if trained else None, extra, config.credit)
+            # A teacher rates the tokens of a group whose rewards say nothing, too.
+            taught = config.loss.distillation is not None and one.reward is not None
+            one.share(value if trained or taught else None, extra, config.credit)
             told = told or trained or any(share.weight > 0 for share in one.trajectory.shares.values())
             stats["calls"] += len(one.trajectory.calls)
             if one.reward is None:

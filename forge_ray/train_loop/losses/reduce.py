@@ -59,6 +59,11 @@ def sequence_sum(values: Tensor, index: Tensor, count: int) -> Tensor:
     return torch.zeros(count, dtype=values.dtype, device=values.device).index_add(0, index, values)[index]
 
 
+def sequence_mean(values: Tensor, index: Tensor, count: int) -> Tensor:
+    """Mean of `values` over each sequence, at each of its tokens, (n,)."""
+    return sequence_sum(values, index, count) / sequence_sum(torch.ones_like(values), index, count)
+
+
 def sequence_tokens(inputs: LossInputs) -> Tensor:
     """Trained tokens of each token's sequence, (n,)."""
     if inputs.sequence_tokens is not None:

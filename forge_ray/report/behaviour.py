@@ -1,0 +1,184 @@
+"""How the policy works, from the text of its trajectories by fixed rules. No model judges.
+
+An *action* is a tool call in a reply; its *result* is what stands between that reply and the next. Rules:
+
+- **generic shell**: the action's tool is one of `SHELLS` (by name, whatever its case).
+- **failed**: the result says so, by one of `FAILURES` (an exit code that is not 0, an error's own words).
+- **changes**: the tool's name says that it writes (`WRITES`), or a shell command does (`SHELL_WRITES`: a redirection, `sed -i`, `mv`, …).
+
+Measures, over rollouts, each with a bootstrap interval over them:
+
+- `generic_shell`: share of a rollout's actions that are generic shell.
+- `tool_coverage`: distinct tools that a rollout used, of those that any compared rollout of its harness used.
+- `self_verification`: of rollouts that changed something, the share in which an action that changes nothing and does not fail comes after
+  the last change: it looked.
+- `error_recovery`: of rollouts with a failed action, the share that pass all the same.
+- `actions`: actions per rollout.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections import defaultdict
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+
+from forge_ray.report.evaluation.intervals import Interval, bootstrap
+
+SHELLS = frozenset(
+    {"bash", "shell", "sh", "exec", "exec_command", "run_shell_command", "run_command", "run_terminal_cmd", "execute_command"}
+    | {"execute_bash", "terminal", "local_shell", "container.exec", "computer_terminal"}
+)
+WRITES = re.compile(r"write|edit|replace|patch|create|insert|delete|move|rename|append", re.IGNORECASE)
+SHELL_WRITES = re.compile(
+    r"(?<![<>=\-0-9&])>{1,2}(?!&)\s*(?!/dev/null)\S|\btee\b|\bsed\s+(-[a-zA-Z]*\s+)*-i|\b(mv|cp|rm|mkdir|rmdir|touch|ln|chmod|patch|truncate|dd)\s"
+    r"|\bapply_patch\b|\bgit\s+(apply|commit|checkout|reset|mv|rm|add)\b|\b(pip|npm|apt|apt-get)\s+install\b"
+)
+FAILURES = re.compile(
+    r"exit(?:ed)?(?:[ _]with)?(?:[ _]code|[ _]status)?\s*[:=]?\s*(?:code\s*)?[1-9]\d*\b|returncode\s*[:=]\s*[1-9]|^\s*error\b|\berror:"
+    r"|<tool_use_error>|\"is_error\":\s*true|Traceback \(most recent call last\)|command not found|No such file or directory|Permission denied",
+    re.IGNORECASE | re.MULTILINE,
+)
+_HERMES = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
+_NAMED = re.compile(r"<function=([^>\s]+)>(.*?)</function>", re.DOTALL)
+_MISTRAL = re.compile(r"\[TOOL_CALLS\]\s*(\[.*?\])\s*(?:$|</s>|\[/)", re.DOTALL)
+_THINKING = re.compile(r"<think>.*?(?:</think>|$)", re.DOTALL)
+
+
+@dataclass(frozen=True)
+class Action:
+    """One tool call."""
+
+    tool: str
+    arguments: str
+    """As the policy wrote them."""
+    result: str | None
+    """None: the rollout ended before one came."""
+
+    @property
+    def shell(self) -> bool:
+        return self.tool.lower() in SHELLS
+
+    @property
+    def failed(self) -> bool:
+        return self.result is not None and FAILURES.search(self.result) is not None
+
+    @property
+    def changes(self) -> bool:
+        return bool(SHELL_WRITES.search(self.arguments)) if self.shell else bool(WRITES.search(self.tool))
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """One rollout's actions, in order."""
+
+    harness: str
+    passed: bool
+    actions: tuple[Action, ...]
+
+
+@dataclass(frozen=True)
+class Behaviour:
+    """The measures over some rollouts; None where no rollout says anything about one."""
+
+    rollouts: int
+    generic_shell: Interval | None
+    tool_coverage: Interval | None
+    self_verification: Interval | None
+    error_recovery: Interval | None
+    actions: Interval | None
+
+
+def tool_calls(text: str) -> list[tuple[str, str]]:
+    """`(tool, arguments)` of the tool calls in a reply, in the forms of Hermes and Qwen (`<tool_call>` with JSON), Qwen3-Coder
+    (`<function=…>`) and Mistral. What is drafted in thinking is none."""
+    text = _THINKING.sub("", text)
+    found: list[tuple[int, str, str]] = []
+    for match in _HERMES.finditer(text):
+        found += [(match.start(), name, arguments) for name, arguments in _named(match[1])]
+    for match in _MISTRAL.finditer(text):
+        found += [(match.start(), name, arguments) for name, arguments in _named(match[1])]
+    found += [(match.start(), match[1], match[2]) for match in _NAMED.finditer(text)]
+    return [(name, arguments) for _, name, arguments in sorted(found, key=lambda one: one[0])]
+
+
+def _named(text: str) -> list[tuple[str, str]]:
+    try:
+        value = json.loads(text)
+    except ValueError:
+        return []
+    calls = value if isinstance(value, list) else [value]
+    named = [call for call in calls if isinstance(call, dict) and isinstance(call.get("name"), str)]
+    return [(call["name"], _text(call.get("arguments", {}))) for call in named]
+
+
+def _text(arguments: object) -> str:
+    """Strings of the arguments as they are: a command's own quotes, not JSON's."""
+    if isinstance(arguments, Mapping):
+        return "\n".join(_text(value) for value in arguments.values())
+    if isinstance(arguments, list):
+        return " ".join(_text(value) for value in arguments)
+    return arguments if isinstance(arguments, str) else json.dumps(arguments)
+
+
+def actions(messages: Sequence[tuple[str, str]]) -> list[Action]:
+    """The actions of a conversation of `(role, text)`. A reply with several calls gets a result each where as many messages follow."""
+    found: list[Action] = []
+    for place, (role, text) in enumerate(messages):
+        calls = tool_calls(text) if role == "assistant" else []
+        if not calls:
+            continue
+        results: list[str] = []
+        for later, answer in messages[place + 1 :]:
+            if later == "assistant":
+                break
+            results.append(answer)
+        each = results if len(results) == len(calls) else ["\n".join(results)] * len(calls) if results else [None] * len(calls)
+        found += [Action(tool, arguments, result) for (tool, arguments), result in zip(calls, each, strict=True)]
+    return found
+
+
+def measure(trajectories: Iterable[Trajectory], known: Mapping[str, frozenset[str]]) -> Behaviour:
+    """The measures. `known`: by harness, the tools that any compared rollout used (`tools`)."""
+    given = list(trajectories)
+    acting = [one for one in given if one.actions]
+    changing = [one for one in acting if any(action.changes for action in one.actions)]
+    failing = [one for one in acting if any(action.failed for action in one.actions)]
+    return Behaviour(
+        len(given),
+        bootstrap([sum(action.shell for action in one.actions) / len(one.actions) for one in acting]),
+        bootstrap([len({action.tool for action in one.actions}) / len(known[one.harness]) for one in acting]),
+        bootstrap([float(_looked(one.actions)) for one in changing]),
+        bootstrap([float(one.passed) for one in failing]),
+        bootstrap([float(len(one.actions)) for one in given]),
+    )
+
+
+def tools(trajectories: Iterable[Trajectory]) -> dict[str, frozenset[str]]:
+    """By harness, every tool that was used."""
+    found: dict[str, set[str]] = defaultdict(set)
+    for one in trajectories:
+        found[one.harness] |= {action.tool for action in one.actions}
+    return {harness: frozenset(names) for harness, names in found.items()}
+
+
+def _looked(made: Sequence[Action]) -> bool:
+    last = max(place for place, action in enumerate(made) if action.changes)
+    return any(not action.changes and not action.failed and action.result is not None for action in made[last + 1 :])
+
+
+def table(rows: Mapping[str, Behaviour]) -> list[str]:
+    """Markdown, a row each."""
+    names = ("generic_shell", "tool_coverage", "self_verification", "error_recovery", "actions")
+    lines = [f"| rollouts of | n | {' | '.join(name.replace('_', ' ') for name in names)} |", "|---|---|" + "---|" * len(names)]
+    for title, found in rows.items():
+        cells = [_cell(getattr(found, name), 1 if name == "actions" else 2) for name in names]
+        lines.append(f"| {title} | {found.rollouts} | {' | '.join(cells)} |")
+    return lines
+
+
+def _cell(interval: Interval | None, digits: int) -> str:
+    if interval is None:
+        return "–"
+    return f"{interval.mean:.{digits}f} [{interval.low:.{digits}f}, {interval.high:.{digits}f}]"

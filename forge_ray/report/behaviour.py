@@ -37,7 +37,8 @@ SHELL_WRITES = re.compile(
 )
 FAILURES = re.compile(
     r"exit(?:ed)?(?:[ _]with)?(?:[ _]code|[ _]status)?\s*[:=]?\s*(?:code\s*)?[1-9]\d*\b|returncode\s*[:=]\s*[1-9]|^\s*error\b|\berror:"
-    r"|<tool_use_error>|\"is_error\":\s*true|Traceback \(most recent call last\)|command not found|No such file or directory|Permission denied",
+    r"|<tool_use_error>|\"is_error\":\s*true|Traceback \(most recent call last\)|command not found"
+    r"|No such file or directory|Permission denied",
     re.IGNORECASE | re.MULTILINE,
 )
 _HERMES = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)

@@ -18,7 +18,7 @@ def hermes(name: str, **arguments: object) -> str:
     [
         (f"I do it. {hermes('bash', command='ls')}", [("bash", "ls")]),
         (hermes("a", x="1") + "\n" + hermes("b", y=["p", "q"], z=2), [("a", "1"), ("b", "p q\n2")]),
-        ("<tool_call>\n<function=edit>\n<parameter=p>f</parameter>\n</function>\n</tool_call>", [("edit", "\n<parameter=p>f</parameter>\n")]),
+        ("<tool_call>\n<function=edit><parameter=p>f</parameter></function></tool_call>", [("edit", "<parameter=p>f</parameter>")]),
         ('[TOOL_CALLS] [{"name": "bash", "arguments": {"command": "ls"}}]', [("bash", "ls")]),
         (f"<think>perhaps {hermes('bash', command='touch BAD')}</think>{hermes('bash', command='ls')}", [("bash", "ls")]),
         ("<think>never closed " + hermes("bash", command="ls"), []),

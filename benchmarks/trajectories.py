@@ -39,7 +39,7 @@ TARGET = 5e6
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.trajectories", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.trajectories", description="Speed and size of the builders.")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     parser.add_argument("--strict", action="store_true", help="exit code 1 if a target is missed")
     parser.add_argument("--quick", action="store_true", help="a tenth of the size, for trying")

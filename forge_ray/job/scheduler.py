@@ -1,7 +1,8 @@
 """Which rollouts are wanted, which have come, which groups can be trained: a state machine without Ray and without a clock.
 
-A group is `train.group_size` rollouts of one (task, harness) pair. Group g's pair follows from the seed alone, so a resumed run
-goes on with the same pairs; a group that has begun keeps its own, which its records tell. Invariants:
+A group is `train.group_size` rollouts of one (task, harness) pair, or (`train.advantage.group_by: task`) of one task, whose slots go round
+over the harnesses. Group g's pair follows from the seed alone, so a resumed run goes on with the same pairs; a group that has begun keeps
+its own, which its records tell. Invariants:
 
 - a group is admitted whole; `admitted − finished` counts what is queued or running;
 - each slot of a group ends exactly once: with a record that is trained, or dropped after its retries;
@@ -36,14 +37,18 @@ class Group:
 
     index: int
     task: TaskRef
-    harness: str
-    size: int
+    harnesses: tuple[str, ...]
+    """By slot."""
     accepted: dict[int, RolloutRecord] = field(default_factory=dict)
     dropped: dict[int, RolloutRecord] = field(default_factory=dict)
     cancelled: bool = False
     """A record said `drop_group`."""
     begun_at: int | None = None
     """Version when its first rollout was launched, or the oldest its stored tokens have: none of its tokens is older. None: not begun."""
+
+    @property
+    def size(self) -> int:
+        return len(self.harnesses)
 
     @property
     def ended(self) -> int:
@@ -68,7 +73,7 @@ class Group:
             purpose="train",
             task=self.task.path,
             task_name=self.task.name,
-            harness=self.harness,
+            harness=self.harnesses[slot],
             group=self.index,
             attempt=attempt,
         )
@@ -225,8 +230,13 @@ class Scheduler:
         return removed
 
     def _group(self, index: int) -> Group:
-        task, harness = pair(index, self._tasks, self._harnesses, self._config.seed)
-        return Group(index, task, harness, self._config.train.group_size)
+        size, seed, known = self._config.train.group_size, self._config.seed, self._harnesses
+        if self._config.train.advantage.group_by == "task":
+            task, _ = pair(index, self._tasks, [""], seed)
+            # From another one on in each group: where they do not divide the size, none is always the one left out.
+            return Group(index, task, tuple(known[(index + slot) % len(known)] for slot in range(size)))
+        task, harness = pair(index, self._tasks, known, seed)
+        return Group(index, task, (harness,) * size)
 
     def _begun(self, index: int, records: list[RolloutRecord]) -> Group:
         """Group `index` with the pair that its records have; the task's place is today's, where there still is such a task."""
@@ -235,7 +245,10 @@ class Scheduler:
             first = records[0]
             here = {task.name: task for task in self._tasks}
             group.task = here.get(first.task_name, TaskRef(first.task_name, first.task))
-            group.harness = first.harness
+            told = {int(record.key.rpartition("-")[2]): record.harness for record in records}
+            if self._config.train.advantage.group_by == "task_harness":
+                told = dict.fromkeys(range(group.size), first.harness)
+            group.harnesses = tuple(told.get(slot, planned) for slot, planned in enumerate(group.harnesses))
         return group
 
     def _admit(self, request: RolloutRequest, *, first: bool = False) -> None:

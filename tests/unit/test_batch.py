@@ -238,7 +238,8 @@ def test_staleness_is_of_the_oldest_token_that_would_be_trained() -> None:
     assert batch.group_staleness([*group, versioned("c.0", 0, "0.1", delivered=False)], 7, train) == 2
     assert batch.group_staleness(group, 7, Train(credit=Credit(scope="last"))) == 1
     assert batch.group_staleness([], 7, train) == 0
-    assert batch.oldest_step(*group[0], train) == 5 and batch.oldest_step(group[0][0], [], train) is None
+    record, calls = group[0]
+    assert batch.oldest_step(record, calls, train) == 5 and batch.oldest_step(record, [], train) is None
 
 
 def test_a_call_that_lived_through_an_update_is_as_old_as_its_first_token() -> None:
@@ -246,6 +247,7 @@ def test_a_call_that_lived_through_an_update_is_as_old_as_its_first_token() -> N
     step = batch.build_step([[(make_record("a.0", 1), [call]), versioned("b.0", 0, "0.5")]], Train(), version=5)
     assert batch.oldest_step(make_record("a.0", 1), [call], Train()) == 4
     assert step.stats["staleness_max"] == 1 and step.stats["staleness_mean"] == pytest.approx(1 / 5)
+    assert step.stats["staleness_tokens"] == {"0": 4, "1": 1}
 
 
 def test_steps_count_on_after_a_resume_and_the_first_weights_are_step_zero() -> None:

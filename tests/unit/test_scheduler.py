@@ -43,6 +43,27 @@ def test_each_epoch_visits_every_pair_of_task_and_harness_once_in_an_order_of_it
     assert pair(7, TASKS, ["a", "b"], 3) == pair(7, TASKS, ["a", "b"], 3)
 
 
+def test_the_slots_of_a_group_of_one_task_go_round_over_the_harnesses() -> None:
+    mixed = config()
+    train = mixed.train.model_copy(update={"advantage": Advantage(group_by="task")})
+    mixed = mixed.model_copy(update={"train": train})
+    scheduler = Scheduler(mixed, TASKS)
+    for _ in range(5):
+        scheduler.admit_group()
+    asked = scheduler.launchable(99)
+    assert len({request.task_name for request in asked}) == 5, "an epoch is each task once"
+    by_group = {index: [request.harness for request in asked if request.group == index] for index in range(5)}
+    assert by_group[0] == ["a", "b", "a"] and by_group[1] == ["b", "a", "b"]
+    assert len({request.task_name for request in asked if request.group == 2}) == 1
+    # A run that goes on with its harnesses in another order tries a slot again with the slot's own.
+    again = Scheduler(mixed.model_copy(update={"harnesses": mixed.harnesses[::-1]}), TASKS)
+    again.restore([record(asked[0]), record(asked[1], Outcome.ENGINE)], [])
+    assert [(request.key, request.attempt, request.harness) for request in again.launchable(9)] == [
+        (asked[1].key, 1, "b"),
+        (asked[2].key, 0, "b"),
+    ]
+
+
 def test_an_infrastructure_error_is_tried_again_and_then_dropped_without_a_reward() -> None:
     scheduler = Scheduler(config(retries=1), TASKS)
     scheduler.admit_group()

@@ -38,13 +38,13 @@ class Treatment(StrEnum):
     """What is done with a rollout of one outcome class."""
 
     TRAIN = "train"
-    """Valid: enters the group statistics and the loss."""
+    """Kept: enters the group statistics and the loss. `truncated: train` keeps rollouts that a limit ended, see `train.credit.truncated`."""
     DROP = "drop"
-    """Kept on disk, not trained, not replaced; the group goes on without it."""
+    """Kept on disk, not trained, not replaced: the group shrinks. One that shrinks to a single rollout has no baseline and is replaced."""
     RETRY = "retry"
     """Not trained; a new attempt replaces it, up to `rollouts.retries`, then dropped."""
     DROP_GROUP = "drop_group"
-    """The whole group is left out of training."""
+    """The whole group is left out of training, and replaced by another."""
 
 
 PRESETS: dict[str, dict[Outcome, Treatment]] = {

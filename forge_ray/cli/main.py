@@ -25,6 +25,7 @@ COMMANDS = {
     "transfer": "train in some harnesses, evaluate in others: the table train-harness × eval-harness",
     "serve": "serve the policy through the recording proxy alone, for any program that you point at it",
     "replay": "print a recorded session token by token: what was asked, what was answered, what is trained",
+    "export": "write a checkpoint as a Hugging Face model directory, for transformers and vLLM",
     "rollouts": "list, show, count and export the stored rollouts of a run",
 }
 
@@ -41,6 +42,8 @@ def parser() -> argparse.ArgumentParser:
         made[name].add_argument("config", help="a run.yaml, or the directory of a run")
     made["train"].add_argument("config", nargs="?", help="a run.yaml")
     made["train"].add_argument("--resume", metavar="RUN", help="continue the run in this directory (no config)")
+    made["train"].add_argument("--from-rollouts", metavar="RUN[,RUN…]", help="train on the stored rollouts of these runs; no harness runs")
+    made["train"].add_argument("--rewards", metavar="R", help="with --from-rollouts: recorded (default), latest, or the name of a rescore")
     made["rollout"].add_argument("--task", required=True, metavar="T", help="name of a training or held-out task, or a task directory")
     made["rollout"].add_argument("--harness", metavar="H", help="name of a harness (default: the config's first)")
     made["rollout"].add_argument("--checkpoint", metavar="C", help="a checkpoint directory, or `latest`")
@@ -63,9 +66,15 @@ def parser() -> argparse.ArgumentParser:
     made["replay"].add_argument("session", help="id of a rollout or its beginning, or <run>/rollouts/<id>")
     made["replay"].add_argument("--run", metavar="RUN", help="the run's directory (default: the newest that has the rollout)")
     made["replay"].add_argument("--full", action="store_true", help="write out every token of long prompts")
+    made["export"].add_argument("run", help="the directory of a run")
+    made["export"].add_argument("directory", help="where the model is written; must not be there")
+    chosen = made["export"].add_mutually_exclusive_group()
+    chosen.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step (default: the newest)")
+    chosen.add_argument("--best", action="store_true", help="the one of the highest held-out pass@1, else of the highest mean reward")
+    made["export"].add_argument("--adapter", action="store_true", help="of a run with train.lora: the adapters alone, in peft's form")
     rollouts.add_arguments(made["rollouts"])
     for name, command in made.items():
-        if name != "rollouts":  # reads what is stored, under no config
+        if name not in PLAIN:  # read what is stored, under no config
             command.add_argument("overrides", nargs="*", metavar="key=value", help="dotted overrides of the config")
     return top
 
@@ -75,7 +84,7 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     top = parser()
     # argparse gives positionals that follow an option to nobody: take key=value words out first.
     words = list(sys.argv[1:] if argv is None else argv)
-    if words[:1] == ["rollouts"]:  # takes no overrides, and a location or a condition may hold a `=`
+    if words and words[0] in PLAIN:  # take no overrides, and a location or a condition may hold a `=`
         return top.parse_args(words)
     overrides = [
         word for i, word in enumerate(words) if "=" in word and not word.startswith("-") and (i == 0 or words[i - 1] not in OPTIONS)
@@ -90,6 +99,8 @@ def arguments(argv: Sequence[str] | None) -> argparse.Namespace:
     return parsed
 
 
+PLAIN = frozenset({"rollouts", "export"})
+"""Commands without overrides."""
 OPTIONS = frozenset(
     {
         "--task",
@@ -100,6 +111,8 @@ OPTIONS = frozenset(
         "--session",
         "--run",
         "--against",
+        "--from-rollouts",
+        "--rewards",
         "--json",
         "--over",
         "--seeds",

@@ -125,6 +125,10 @@ def _absolute(config: Config, base: Path) -> Config:
         updates["sandbox"] = config.sandbox.model_copy(update={"directory": path(config.sandbox.directory)})
     if config.store.location and "://" not in config.store.location:
         updates["store"] = config.store.model_copy(update={"location": path(config.store.location)})
+    if config.train.offline is not None:
+        runs = [run if "://" in run else path(run) for run in config.train.offline.runs]
+        offline = config.train.offline.model_copy(update={"runs": runs})
+        updates["train"] = config.train.model_copy(update={"offline": offline})
     harnesses = []
     for harness in config.harnesses:
         file, separator, name = harness.name.rpartition(":")

@@ -10,6 +10,7 @@ from forge_ray.config.advantage import Advantage
 from forge_ray.config.credit import Credit
 from forge_ray.config.lora import Lora
 from forge_ray.config.loss import Loss
+from forge_ray.config.offline import Offline
 from forge_ray.config.optimizer import Optimizer, Sft
 from forge_ray.config.strategy import DeepSpeed
 from forge_ray.config.sync import Sync
@@ -41,6 +42,8 @@ class Train(Section):
     """DAPO: a group that says nothing (all its rewards are equal) is replaced by a further one, so that each group of a step teaches."""
     max_resampled_groups: Annotated[int, Field(ge=0)] = 24
     """Most groups that are replaced so for one step; after that the step takes what it gets."""
+    offline: Offline | None = None
+    """Train on stored rollouts; null = on those that harnesses make."""
     credit: Credit = Credit()
     """What a rollout's reward is worth at each of its calls."""
     advantage: Advantage = Advantage()

@@ -3,8 +3,8 @@
     archived workspace → fresh sandbox → test script, reward function → a row of the dataset `rescores`
 
 Nothing that is stored changes; `--from-rollouts` trains on the new verdicts where it is told to. What cannot be judged (no archive, no
-task) is counted by its reason. Sandboxes bear the rescore's name, so a run that is still going on is not disturbed; one that was killed leaves
-sandboxes that the next rescore of the run removes.
+task) is counted by its reason. Sandboxes bear the rescore's name, so a run that is still going on is not disturbed; one that was killed
+leaves sandboxes that the next rescore of the run removes.
 """
 
 from __future__ import annotations

@@ -37,6 +37,8 @@ def wishes(config: Config, *, training: bool) -> list[Wish]:
         Wish(("proxy.replicas", "proxy.replica_cpus"), "CPU", proxy.replicas, proxy.replica_cpus),
         Wish(("proxy.replicas", "proxy.replica_gpus"), "GPU", proxy.replicas, proxy.replica_gpus),
     ]
+    if config.train.offline is not None:
+        found = []  # nothing is served
     if training:
         found += [
             Wish(("train.workers", "train.worker_cpus"), "CPU", train.workers, train.worker_cpus),

@@ -21,6 +21,7 @@ from forge_ray.train_loop.trainer import TrainingFailed
 from forge_ray.trajectories.batch import BatchError, build_step
 from forge_ray.trajectories.call_log import CallLogWriter
 from forge_ray.trajectories.store.schema import StoreError
+from tests.stored_run import store
 from tests.unit.making import make_call, make_record
 
 
@@ -220,3 +221,38 @@ def test_a_call_that_stands_twice_in_a_rollout_is_refused() -> None:
     train = config().train
     with pytest.raises(BatchError, match="twice"):
         build_step([[(make_record("g00000-0.0", 1.0), [call, call])]], train)
+
+
+async def test_a_step_replaces_groups_that_say_nothing_and_a_restart_knows_them(tmp_path: Path) -> None:
+    train = {"group_size": 2, "groups_per_step": 1, "dynamic_sampling": True, "max_resampled_groups": 1, "steps": 9}
+
+    def begun(rewards: list[list[float]]) -> Driver:
+        subject = driver(tmp_path, [], EndedTrainer(), train=train)
+        names = [(f"g{group:05d}-{slot}.0", reward, group) for group, some in enumerate(rewards) for slot, reward in enumerate(some)]
+        new = [name for name in names if not (subject.run.rollouts / name[0]).exists()]
+        store(subject.run, [(make_record(name, reward, group=group), [make_call([1], [2], session=name)]) for name, reward, group in new])
+        subject.restore()
+        return subject
+
+    subject = await asyncio.to_thread(begun, [[1.0, 1.0], [0.0, 0.0]])
+    for group in subject._flow.scheduler.ready():
+        await subject._batches.build(group)
+    silent = await asyncio.to_thread(begun, [[1.0, 1.0], [0.0, 0.0]])
+    assert await subject._batches._form(0) == (True, True), "one is replaced, then the bound is reached and the step takes what there is"
+    stats = subject._batches.stats(0)
+    assert (stats["resampled"], stats["resampled_groups"], stats["taken"], stats["groups_degenerate"]) == ([0], 1, [1], 1)
+    assert len(silent._flow.scheduler.ready()) == 2, "before the batch was on disk nothing was replaced for good"
+    again = await asyncio.to_thread(begun, [[1.0, 1.0], [0.0, 0.0], [0.0, 1.0]])
+    scheduler = again._flow.scheduler
+    assert (scheduler.resampled_groups, scheduler.accepted, scheduler.claimed) == (1, 4, 2)
+    assert [group.index for group in scheduler.ready()] == [2]
+    await again._batches.build(scheduler.ready()[0])
+    assert await again._batches._form(1) == (True, False)
+    assert again._batches.stats(1)["resampled_groups"] == 0 and again._batches.stats(1)["tokens_trained"] == 2
+
+
+def test_rollouts_that_are_rated_and_never_trained_end_the_run_too(tmp_path: Path) -> None:
+    subject = driver(tmp_path, [], EndedTrainer(), rollouts={"preset": "paper", "max_in_flight": 4})
+    with pytest.raises(RunFailed, match="none of the last 24 rollouts can be used"):
+        for number in range(24):
+            subject._watch(make_record(f"g00000-{number}.0", 1.0, outcome="truncated"))

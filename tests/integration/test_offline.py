@@ -1,0 +1,167 @@
+"""Training on stored rollouts with the real trainer: a run that is stopped, killed and resumed trains what a straight one does.
+
+The stored run is made by hand: calls sampled from the tiny model by transformers, with its log-probabilities, of ten tasks.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from forge_ray.config import Config
+from forge_ray.run_dir import RunDir
+from forge_ray.trajectories.store.reader import StoreReader
+from tests.stored_run import store, stored_run
+from tests.tiny_model import tiny_model
+from tests.unit.making import make_call, make_record
+
+STEPS = 4
+
+
+def settings(runs: Path, address: str, **train: Any) -> dict[str, Any]:
+    return {
+        "name": "offline", "runs": str(runs), "seed": 5, "policy": {"model": str(tiny_model())}, "harnesses": [{"name": "react"}],
+        "tasks": {"train": str(runs)}, "ray": {"address": address},
+        "train": {
+            "steps": STEPS, "groups_per_step": 4, "group_size": 2, "checkpoint_every": 1, "keep_checkpoints": 2, "threads": 1,
+            "optimizer": {"lr": 1e-3, "lr_end": 1e-4}, **train,
+        },
+    }  # fmt: skip
+
+
+@pytest.fixture(scope="module")
+def source(tmp_path_factory: pytest.TempPathFactory) -> RunDir:
+    """A stored run of ten groups of two rollouts, two calls each."""
+    import torch
+    from transformers import AutoModelForCausalLM
+
+    model = AutoModelForCausalLM.from_pretrained(tiny_model(), dtype=torch.float32)
+    generator = torch.Generator().manual_seed(1)
+
+    def sample(prompt: list[int], count: int) -> tuple[list[int], list[float]]:
+        ids, logprobs = list(prompt), []
+        with torch.no_grad():
+            for _ in range(count):
+                row = torch.log_softmax(model(torch.tensor([ids])).logits[0, -1].double(), -1)
+                token = int(torch.multinomial(row.exp(), 1, generator=generator))
+                ids.append(token)
+                logprobs.append(float(row[token]))
+        return ids[len(prompt) :], logprobs
+
+    runs = tmp_path_factory.mktemp("runs")
+    tree = {**settings(runs, "local"), "name": "recorded"}
+    run = stored_run(runs / "recorded", Config.model_validate(tree))
+    rollouts = []
+    for group in range(10):
+        prompt = torch.randint(10, 2000, (6,), generator=generator).tolist()
+        for slot in range(2):
+            name = f"g{group:05d}-{slot}.0"
+            first, logprobs = sample(prompt, 4)
+            second, more = sample([*prompt, *first, 7], 3)
+            calls = [
+                make_call(prompt, first, session=name, logprobs=logprobs),
+                make_call([*prompt, *first, 7], second, session=name, order=1, logprobs=more),
+            ]
+            rollouts.append((make_record(name, float(slot), group=group, calls=2), calls))
+    store(run, rollouts)
+    return run
+
+
+class Training:
+    """`forge-ray train` in a process of its own."""
+
+    def __init__(self, directory: Path, *words: str) -> None:
+        self.log = directory / f"{time.monotonic_ns()}.log"
+        with self.log.open("wb") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "forge_ray.cli.main", "train", *words],
+                stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, start_new_session=True,
+                env={**os.environ, "OMP_NUM_THREADS": "1"},
+            )  # fmt: skip
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text(errors="replace")
+
+    def until(self, found: Any) -> None:
+        end = time.monotonic() + 400
+        while not found() and self.process.poll() is None:
+            assert time.monotonic() < end, self.text[-4000:]
+            time.sleep(0.02)
+
+    def kill(self) -> None:
+        if self.process.poll() is None:
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait()
+
+    def ended(self) -> int:
+        return self.process.wait(timeout=500)
+
+
+def rows(run: Path) -> dict[int, dict[str, Any]]:
+    found = (json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines())
+    return {row["step"]: row for row in found}
+
+
+def published(run: Path) -> int:
+    try:
+        return int(json.loads((run / "weights" / "current.json").read_text())["version"].rpartition(".")[2])
+    except (OSError, ValueError):
+        return -1
+
+
+def taught(run: Path) -> dict[int, tuple[Any, ...]]:
+    """What each step trained and came to."""
+    reader = StoreReader(str(run / "data"))
+    samples = {
+        step: sorted(zip(*(reader.samples(step)[name].to_pylist() for name in ("rollout", "ids")), strict=True)) for step in reader.steps()
+    }
+    names = ("lr", "loss", "policy_loss", "grad_norm", "ratio", "reward_mean", "tokens")
+    return {step: (samples[step - 1], *(row[name] for name in names)) for step, row in rows(run).items()}
+
+
+def test_an_offline_run_that_is_killed_and_resumed_trains_what_a_straight_one_does(cluster: None, source: RunDir, tmp_path: Path) -> None:
+    import ray
+
+    address = ray.get_runtime_context().gcs_address
+
+    def begin(name: str) -> tuple[Training, Path]:
+        file = tmp_path / f"{name}.yaml"
+        file.write_text(yaml.safe_dump(settings(tmp_path, address)))
+        return Training(tmp_path, str(file), f"name={name}", "--from-rollouts", str(source.root)), tmp_path / name
+
+    straight, whole = begin("straight")
+    assert straight.ended() == 0, straight.text
+    expected = taught(whole)
+    assert sorted(expected) == [1, 2, 3, 4]
+    assert abs(expected[1][5] - 1) < 1e-4, "at the first update the ratio to the recorded log-probabilities is 1"
+    assert [round(expected[step][1], 7) for step in expected] == [1e-3, 7e-4, 4e-4, 1e-4]
+    taken = [group for step in range(4) for group in StoreReader(str(whole / "data")).samples_store.stats(step)["taken"]]
+    assert sorted(taken[:10]) == list(range(10)), "ten groups in steps of four: an epoch ends inside step 3"
+    assert rows(whole)[1]["logprob_diff"] is None, "nothing is compared with weights that this run never had"
+    assert (whole / "report.html").is_file() and (whole / "summary.json").is_file()
+
+    # Killed when the weights of step 2 are out and before or while its checkpoint is written; stopped by a signal; then to the end.
+    killed, run = begin("broken")
+    killed.until(lambda: published(run) >= 2)
+    killed.kill()
+    assert len(rows(run)) < STEPS, "killed too late to show anything"
+    stopped = Training(tmp_path, "--resume", str(run))
+    stopped.until(lambda: published(run) >= 3)
+    if stopped.process.poll() is None:
+        stopped.process.send_signal(signal.SIGINT)
+    assert stopped.ended() in (0, 130), stopped.text
+    last = Training(tmp_path, "--resume", str(run))
+    assert last.ended() == 0, last.text
+    assert taught(run) == expected
+    again = Training(tmp_path, "--resume", str(run))
+    assert again.ended() == 0 and taught(run) == expected, "a finished run has nothing more to train"

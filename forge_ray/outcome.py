@@ -38,7 +38,7 @@ class Treatment(StrEnum):
     """What is done with a rollout of one outcome class."""
 
     TRAIN = "train"
-    """Kept: enters the group statistics and the loss. `truncated: train` keeps rollouts that a limit ended, see `train.credit.truncated`."""
+    """Kept: enters the group statistics and the loss. Of `truncated` rollouts, see also `train.credit.truncated`."""
     DROP = "drop"
     """Kept on disk, not trained, not replaced: the group shrinks. One that shrinks to a single rollout has no baseline and is replaced."""
     RETRY = "retry"

@@ -42,6 +42,8 @@ def run(arguments: argparse.Namespace) -> int:
     found = list(findings(config))
     if not arguments.quick and all(finding.ok or not finding.blocking for finding in found):
         found += _template(config)
+    if arguments.tasks:
+        found += _verifiers(config)
     found += _call_log(config)
     width = max(len(finding.topic) for finding in found)
     for finding in found:
@@ -238,6 +240,27 @@ def _rewards(tasks: list[Task], config: Config) -> Finding | None:
         if reference.file is not None and (problem := missing_function(reference.file, reference.function)) is not None:
             return Finding("rollouts.reward", problem, False, fix="correct the name or the file")
     return None
+
+
+def _verifiers(config: Config) -> Iterator[Finding]:
+    """Whether each task's verifier tells its own solution from an untouched workspace."""
+    import asyncio
+
+    from forge_ray.job.task_check import problems
+    from forge_ray.tasks.task import load_tasks
+
+    for field, source in (("tasks.train", config.tasks.train), ("tasks.heldout", config.tasks.heldout)):
+        if source is None or source.function is not None:
+            continue
+        try:
+            tasks = load_tasks(source.path)
+        except UserError:
+            continue  # said above
+        found = asyncio.run(problems(config, tasks, os.cpu_count() or 1))
+        for task, problem in found:
+            yield Finding(f"{field} {task.directory.name}", problem, False, fix="mend its verifier or its solution")
+        solved = sum(task.solution is not None for task in tasks)
+        yield Finding(field, f"{len(tasks) - len(found)} of {len(tasks)} verifiers tell right from wrong ({solved} tasks have a solution)")
 
 
 def _harnesses(config: Config) -> Iterator[Finding]:

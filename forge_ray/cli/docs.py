@@ -160,13 +160,13 @@ def outcomes() -> str:
         "keeps them as `truncated`, with the reward that the verifier gives: always dropping them would teach the policy to hang.",
         "`rollouts.on_outcome` changes single classes: `rollouts.on_outcome.truncated=drop`.",
         "",
-        "What became of the rollouts is counted: `treatments` of each step and of the summary has the rollouts by treatment (a `retry` with no",
-        "attempt left counts as `drop`), `empty_groups` the groups that were dropped or shrank away, `unused_rollouts` the rollouts that were fit",
-        "to be trained and were not, because their group was dropped, shrank, grew stale or was replaced.",
+        "What became of the rollouts is counted: `treatments` of each step and of the summary has the rollouts by treatment (a `retry`",
+        "with no attempt left counts as `drop`), `empty_groups` the groups that were dropped or shrank away, `unused_rollouts` the",
+        "rollouts that were fit to be trained and were not, because their group was dropped, shrank, grew stale or was replaced.",
         "",
-        "What a policy costs, with 5 % of the attempts ended by infrastructure and groups of 8 (`make bench-failures`: the real scheduler, a",
-        "seed, 40,000 attempts), as the share of all started rollouts that no step trains: `retry` 0.052, `drop` 0.051 (a third of the groups",
-        "are then short of a rollout), `drop_group` 0.34.",
+        "What a policy costs, with 5 % of the attempts ended by infrastructure and groups of 8 (`make bench-failures`: the real",
+        "scheduler, a seed, 40,000 attempts), as the share of all started rollouts that no step trains: `retry` 0.052, `drop` 0.051 (a",
+        "third of the groups are then short of a rollout), `drop_group` 0.34.",
     ]
     return "\n".join(lines) + "\n"
 

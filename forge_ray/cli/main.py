@@ -61,6 +61,9 @@ def parser() -> argparse.ArgumentParser:
     made["transfer"].add_argument("--eval", metavar="A,B", help="harnesses to evaluate in (default: all of the config)")
     made["transfer"].add_argument("--k", type=int, default=None, metavar="K", help="rollouts per task (default: eval.samples)")
     made["check"].add_argument("--quick", action="store_true", help="leave out the audit of the chat template, which loads vLLM")
+    made["check"].add_argument(
+        "--tasks", action="store_true", help="also run each task's verifier on its own solution and on an untouched workspace"
+    )
     made["serve"].add_argument("--checkpoint", metavar="C", help="a checkpoint directory, or `latest` (default: the initial policy)")
     made["serve"].add_argument("--session", metavar="S", default="serve", help="name of the session that the key is for")
     made["replay"].add_argument("session", help="id of a rollout or its beginning, or <run>/rollouts/<id>")

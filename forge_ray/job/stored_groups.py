@@ -160,7 +160,8 @@ def _regrouped(by_slot: Mapping[tuple[int, int], list[Stored]], config: Config, 
     pairs: dict[tuple[str, str], list[Stored]] = {}
     for group in by_slot.values():
         for stored in group:
-            pairs.setdefault((stored.record.task_name, stored.record.harness), []).append(stored)
+            harness = "" if config.train.advantage.group_by == "task" else stored.record.harness
+            pairs.setdefault((stored.record.task_name, harness), []).append(stored)
     groups: list[list[Stored]] = []
     size = config.train.group_size
     for pair, some in sorted(pairs.items()):

@@ -28,17 +28,28 @@ def checkpoint(config: Config, where: str | None, option: str = "--checkpoint") 
     if where in (None, "initial"):
         return None
     if where == "latest":
-        from forge_ray.train_loop.checkpoint import latest, path
+        from forge_ray.train_loop.checkpoint import latest
+        from forge_ray.train_loop.export import whole
 
         run = RunDir(Path(config.runs) / config.name)
         step = latest(run)
         if step is None:
             raise UserError(f"{run.root} has no checkpoint", where=f"{option} latest", fix="train first, or give a checkpoint directory")
-        return path(run, step)
-    directory = Path(where).expanduser().resolve()
+        return whole(run, step)
+    directory = _with_adapters_merged(Path(where).expanduser().resolve())
     if (problem := policy_problem(config.policy, directory)) is not None:
         raise UserError(problem, where=option, fix="give <run>/checkpoints/step-…")
     return directory
+
+
+def _with_adapters_merged(directory: Path) -> Path:
+    """A model directory in place of a run's checkpoint of adapters; any other directory is itself."""
+    from forge_ray.train_loop import checkpoint, export
+
+    found = checkpoint.NAME.fullmatch(directory.name)
+    if found is None or not export.is_adapter(directory):
+        return directory
+    return export.whole(RunDir(directory.parents[1]), int(found.group(1)))
 
 
 def side_run(config: Config, what: str) -> tuple[Config, RunDir]:

@@ -69,6 +69,10 @@ class Learner:
             device, train.optimizer.microbatch_tokens, ranks,
             lockstep=self.strategy.lockstep, autocast=train.precision == "bfloat16", packed=packed,
         )  # fmt: skip
+        if train.builder == "tree":
+            from forge_ray.train_loop.tree import model as tree_model
+
+            tree_model.check(self.strategy.module)
         self._others = self._other_policies(teacher)
         self._history, self._guard = WeightHistory(train.max_staleness), Guard(train.optimizer)
         self.restored = checkpoint.restore(run, self.step, self.strategy, ranks) if self.step else None
@@ -88,7 +92,8 @@ class Learner:
         version = f"{self._incarnation}.{self.step}"
         if self._lora is not None:
             tensors, metadata = lora.published(self._model, self.strategy.tensors())
-            metadata["base"] = self._publish_base()
+            if self.config.train.sft is not None:  # else the replicas have it: it is the model that they started with
+                metadata["base"] = self._publish_base()
         else:
             tensors, metadata = weight_sync.collect(self.strategy.tensors(), keep=self._ranks.rank == 0), {}
         return version, weight_sync.publish(self.run, tensors, version, metadata) if self._ranks.rank == 0 else None

@@ -16,6 +16,7 @@ from forge_ray.config import Config
 from forge_ray.run_dir import RunDir
 from forge_ray.train_loop.forward import Row
 from forge_ray.train_loop.learner import Learner
+from forge_ray.train_loop.part import Passes
 from forge_ray.train_loop.ranks import Ranks, of_process
 from forge_ray.train_loop.rows import Rows
 
@@ -67,6 +68,11 @@ def learner_of(settings: Config, folder: Path, ranks: Ranks | None = None, **mor
     """In `folder/run`, from the model in `folder/model`."""
     given = {"ranks": ranks or Ranks(), "device": CPU, "incarnation": 1, **more}
     return Learner(settings, RunDir(folder / "run").create(), folder / "model", **given)
+
+
+def plain_passes() -> Passes:
+    """Of a model as transformers loads it."""
+    return Passes(CPU, 10_000)
 
 
 def with_model(folder: Path) -> Path:

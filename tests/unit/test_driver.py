@@ -69,7 +69,7 @@ def config(**sections: Any) -> Config:
 
 def driver(tmp_path: Path, events: list[dict[str, Any]], trainer: Any, **sections: Any) -> Driver:
     run = RunDir(tmp_path / "run").create()
-    quiet = SimpleNamespace(phase=lambda *_: None, step=lambda *_: None, rollouts=lambda *_: None)
+    quiet = SimpleNamespace(**{name: lambda *_: None for name in ("phase", "step", "rollouts", "warn", "note")})
     parts: Any = {"client": None, "dispatch": None, "metrics": quiet, "progress": quiet}
     return Driver(config(**sections), run, [TaskRef("t", "/t")], [], exchange=FakeExchange(events), trainer=trainer, **parts)
 

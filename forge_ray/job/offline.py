@@ -35,7 +35,7 @@ from forge_ray.job.stored_groups import Plan, Stored
 from forge_ray.model_files import tokenizer_sha256
 from forge_ray.run_dir import RunDir
 from forge_ray.train_loop.trainer import TrainerThread, start_exchange
-from forge_ray.trajectories import batch
+from forge_ray.trajectories import batch, split
 from forge_ray.trajectories.store import rescores
 from forge_ray.trajectories.store.reader import StoreReader
 
@@ -131,7 +131,7 @@ class StoredBatches:
         if step not in self._samples.steps:
             await asyncio.to_thread(self.form, step)
         table, stats = await asyncio.to_thread(self._samples.read, step)
-        refs = [ray.put(part) for part in batch.split(table, self._config.train.workers)]
+        refs = [ray.put(part) for part in split.split(table, self._config.train.workers)]
         await self._exchange.put_step.remote(step, refs, stats)
 
     def form(self, step: int) -> None:

@@ -83,10 +83,10 @@ class StepBatches:
                 return dropped
         import ray
 
-        from forge_ray.trajectories import batch
+        from forge_ray.trajectories import split
 
         table, stats = await asyncio.to_thread(self._samples.read, version)
-        refs = [ray.put(part) for part in batch.split(table, self._config.train.workers)]
+        refs = [ray.put(part) for part in split.split(table, self._config.train.workers)]
         await self._exchange.put_step.remote(version, refs, stats)
         self.offered = version
         return False

@@ -22,7 +22,7 @@ from torch import Tensor
 from forge_ray.errors import ForgeRayError
 from forge_ray.train_loop.attention import Segments, segments
 from forge_ray.train_loop.losses import LossInputs, Total
-from forge_ray.trajectories.batch import partition
+from forge_ray.trajectories.split import partition
 
 
 class RowError(ForgeRayError):
@@ -58,7 +58,7 @@ class Row:
 
 
 def rows(table: pa.Table) -> list[Row]:
-    """The rows of a table of samples that have a token in the loss, in order. The table holds trajectories whole (`batch.split` does)."""
+    """The rows of a table of samples that have a token in the loss, in order. The table holds trajectories whole (as `split` cuts it)."""
     columns = {name: _lists(table, name) for name in ("ids", "weight", "mask", "logprobs", "advantage", "temperature", "steps", "call")}
     found = []
     for index, name in enumerate(table.column("rollout").to_pylist()):

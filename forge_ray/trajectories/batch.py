@@ -26,11 +26,9 @@ from forge_ray.trajectories.advantage import group_advantages
 from forge_ray.trajectories.builders import build, chain
 from forge_ray.trajectories.call import Call, version_step
 from forge_ray.trajectories.continuity import continuity
-from forge_ray.trajectories.split import flat, partition, split, tokens
+from forge_ray.trajectories.split import flat, tokens
 from forge_ray.trajectories.trajectory import Share, Trajectory, of_calls
 from forge_ray.trajectories.tree_schema import is_tree
-
-__all__ = ["BatchError", "StepBatch", "build_step", "group_staleness", "oldest_step", "partition", "reward_of", "split", "staleness"]
 
 Group = Sequence[tuple[RolloutRecord, list[Call]]]
 COUNTS = (

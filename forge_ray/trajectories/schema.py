@@ -25,15 +25,7 @@ so a file whose `group` is null in every row has the same schema as any other.
 
 from __future__ import annotations
 
-import json
-import os
-import tempfile
-from collections.abc import Mapping
-from pathlib import Path
-from typing import Any
-
 import pyarrow as pa
-import pyarrow.parquet as pq
 
 from forge_ray.errors import ForgeRayError
 from forge_ray.trajectories.tree_schema import TREE_SCHEMA, is_tree
@@ -66,47 +58,6 @@ STATS = b"forge_ray.stats"
 
 class SchemaError(ForgeRayError):
     """A table or file that is no table of samples."""
-
-
-def write_batch(path: Path, table: pa.Table, stats: Mapping[str, Any] | None = None) -> None:
-    """Write samples and what is known about them (`stats`, JSON values) to `path`, whole or not at all, on disk when it returns."""
-    table = conform(table)
-    table = table.replace_schema_metadata({**(table.schema.metadata or {}), STATS: json.dumps(dict(stats or {})).encode()})
-    path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")
-    try:
-        with os.fdopen(handle, "wb") as file:
-            pq.write_table(table, file)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        Path(temporary).unlink(missing_ok=True)
-        raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
-
-
-def read_batch(path: Path) -> tuple[pa.Table, dict[str, Any]]:
-    """Samples and stats of one file; raises `SchemaError` where it holds something else."""
-    try:
-        table = pq.read_table(path)
-        stats = json.loads((table.schema.metadata or {}).get(STATS, b"{}"))
-    except (pa.ArrowInvalid, ValueError) as error:
-        raise SchemaError(f"{path} holds no samples: {error}") from error
-    return conform(table), stats
-
-
-def read_stats(path: Path) -> dict[str, Any]:
-    """The stats of one file, without its samples; raises `SchemaError` where it is no such file."""
-    try:
-        return json.loads((pq.read_schema(path).metadata or {}).get(STATS, b"{}"))
-    except (pa.ArrowInvalid, ValueError) as error:
-        raise SchemaError(f"{path} holds no samples: {error}") from error
 
 
 def conform(table: pa.Table) -> pa.Table:

@@ -6,11 +6,12 @@ from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 
 from forge_ray.config import Train
 from forge_ray.train_loop import forward
-from forge_ray.trajectories import batch, schema
+from forge_ray.trajectories import batch, schema, split
 from tests.unit.making import make_rollout
 
 
@@ -32,7 +33,7 @@ def test_a_share_has_the_same_rows_and_needs_no_cpu(table) -> None:
     free = ray.util.placement_group([{"CPU": ray.available_resources()["CPU"]}])  # type: ignore[attr-defined]
     ray.get(free.ready(), timeout=60)
     try:
-        for part in batch.split(table, 2):
+        for part in split.split(table, 2):
             reference: Any = ray.put(part)
             rows, made = ray.get(read.remote([reference]), timeout=120), forward.rows(part)
             assert [(row.name, row.ids.tolist(), row.advantages.tolist()) for row in rows] == [
@@ -49,8 +50,8 @@ def test_a_column_that_is_null_throughout_the_first_file_keeps_its_type(table, t
     rows = table.to_pylist()
     for row in rows:
         row["group"] = row["reward"] = None
-    schema.write_batch(tmp_path / "a.parquet", pa.Table.from_pylist(rows, schema.SCHEMA))
-    schema.write_batch(tmp_path / "b.parquet", table, {"groups": 1})
+    pq.write_table(pa.Table.from_pylist(rows, schema.SCHEMA), tmp_path / "a.parquet")
+    pq.write_table(table, tmp_path / "b.parquet")
     read = ray.data.read_parquet(str(tmp_path)).take_all()
     assert len(read) == 2 * table.num_rows
     assert {row["group"] for row in read} == {None, 0}

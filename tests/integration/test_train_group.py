@@ -14,7 +14,7 @@ import torch
 from forge_ray.config import Config
 from forge_ray.run_dir import RunDir
 from forge_ray.train_loop import checkpoint, forward
-from forge_ray.trajectories import batch
+from forge_ray.trajectories import split
 from forge_ray.trajectories.schema import SCHEMA
 from tests.integration.conftest import make_run
 from tests.unit import learning
@@ -102,7 +102,7 @@ def test_a_killed_worker_costs_the_steps_since_the_checkpoint_and_nothing_else(c
             if step < STEPS and step not in tables:
                 tables[step] = table(step, weights)
             if step < STEPS:
-                parts = batch.split(tables[step], 2)
+                parts = split.split(tables[step], 2)
                 ray.get(exchange.put_step.remote(step, [ray.put(part) for part in parts], {}))
     trainer.check()
     assert starts == [0, 2], "once from the beginning, once from the checkpoint of step 2"

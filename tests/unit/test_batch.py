@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from forge_ray.config import Advantage, Credit, Train
 from forge_ray.outcome import Outcome
-from forge_ray.trajectories import batch
+from forge_ray.trajectories import batch, split
 from forge_ray.trajectories.tree_rows import trees
 from tests.unit.making import make_call, make_record, make_rollout
 
@@ -268,7 +268,7 @@ def test_shares_hold_whole_trajectories_and_balance_what_is_forwarded() -> None:
     short = [make_rollout(f"b{n}.0", 0, samples=2) for n in range(4)]
     idle = [make_rollout(f"c{n}.0", 1, group=1, samples=9) for n in range(2)]
     step = built([long, *short], idle)
-    left, right = batch.split(step.table, 2)
+    left, right = split.split(step.table, 2)
     names = [set(part.column("rollout").to_pylist()) for part in (left, right)]
     assert not names[0] & names[1]
     assert "a.0" in names[0] and {f"b{n}.0" for n in range(4)} == names[1], (
@@ -280,7 +280,7 @@ def test_shares_hold_whole_trajectories_and_balance_what_is_forwarded() -> None:
 @given(st.lists(st.tuples(st.integers(1, 3), st.sampled_from([0, 1])), max_size=9), st.integers(1, 5))
 def test_a_split_holds_every_row_once(rollouts: list[tuple[int, int]], parts: int) -> None:
     table = built([make_rollout(f"r{n}.0", reward, samples=samples) for n, (samples, reward) in enumerate(rollouts)]).table
-    shares = batch.split(table, parts)
+    shares = split.split(table, parts)
     assert len(shares) == parts and all(share.schema.equals(table.schema, check_metadata=True) for share in shares)
     keys = [(row["rollout"], row["sample"]) for share in shares for row in share.to_pylist()]
     assert Counter(keys) == Counter((row["rollout"], row["sample"]) for row in table.to_pylist())
@@ -290,12 +290,12 @@ def test_a_split_holds_every_row_once(rollouts: list[tuple[int, int]], parts: in
 
 @given(st.lists(st.integers(0, 50), max_size=30), st.integers(1, 6), st.none() | st.integers(0, 3))
 def test_parts_differ_by_no_more_than_the_largest_item(sizes: list[int], parts: int, seed: int | None) -> None:
-    shares = batch.partition(sizes, parts, seed=seed)
+    shares = split.partition(sizes, parts, seed=seed)
     assert sorted(index for share in shares for index in share) == list(range(len(sizes)))
     loads = [sum(sizes[index] for index in share) for share in shares]
     assert max(loads) - min(loads) <= max(sizes, default=0)
-    assert batch.partition(sizes, parts, seed=seed) == shares
+    assert split.partition(sizes, parts, seed=seed) == shares
 
 
 def test_another_seed_is_another_composition() -> None:
-    assert len({str(batch.partition([1] * 16, 4, seed=seed)) for seed in range(5)}) == 5
+    assert len({str(split.partition([1] * 16, 4, seed=seed)) for seed in range(5)}) == 5

@@ -20,7 +20,7 @@ _OPERATORS: dict[str, Callable[[float, float], bool]] = {
     ">=": operator.ge, "<=": operator.le, "!=": operator.ne, "==": operator.eq, ">": operator.gt, "<": operator.lt, "=": operator.eq,
 }  # fmt: skip
 _BOUND = re.compile(r"(>=|<=|!=|==|>|<|=)?\s*([-+]?(?:\d+\.?\d*|\.\d+)(?:[eE][-+]?\d+)?)")
-_MAPS = ("rewards", "seconds", "versions")
+_MAPS = ("rewards", "call_rewards", "seconds", "versions")
 
 
 @dataclass(frozen=True)
@@ -67,7 +67,7 @@ def rows(reader: StoreReader, found: Filter | None = None, columns: Sequence[str
     trained = reader.trained_in()
     fitting = []
     for row in reader.table("rollouts", needed).to_pylist():
-        row |= {name: dict(row[name]) for name in _MAPS if name in row}
+        row |= {name: dict(row[name] or ()) for name in _MAPS if name in row}
         row["step"] = trained.get(row["rollout"])
         if row["step"] is None and row["purpose"] == "eval":
             row["step"] = max((version_step(version) for version in row["versions"]), default=None)

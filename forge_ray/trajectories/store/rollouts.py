@@ -28,6 +28,7 @@ _RENAMED = {"id": "rollout", "task_name": "task", "task": "task_path"}
 """Field of the record -> its column, where they differ."""
 _FIELDS = {_RENAMED.get(name, name): name for name in RolloutRecord.model_fields if _RENAMED.get(name, name) in SCHEMA.names}
 """Column -> field of the record."""
+_MAPS = ("rewards", "call_rewards", "seconds")
 _STORED = frozenset((*SCHEMA.names, ROLLOUTS.partition))
 
 
@@ -65,6 +66,7 @@ def row(record: RolloutRecord, calls: Sequence[Call], origin: Origin, log: tuple
         "versions": list(versions.items()),
         "sampling": [text for text, _ in sampling.most_common()],
         "rewards": list(record.rewards.items()),
+        "call_rewards": list(record.call_rewards.items()),
         "seconds": list(record.seconds.items()),
         "prompt_tokens": sum(len(call.prompt_ids) for call in calls),
         "sampled_tokens": sum(len(call.ids) for call in calls),
@@ -95,7 +97,9 @@ def records(rows: pa.Table, purpose: Sequence[str]) -> list[RolloutRecord]:
     found = []
     for entry, kind in zip(rows.select([*known, "extra"]).to_pylist(), purpose, strict=True):
         fields = {_FIELDS[column]: entry[column] for column in known}
-        fields |= {"purpose": kind, "rewards": dict(entry["rewards"]), "seconds": dict(entry["seconds"])}
+        fields |= {
+            "purpose": kind,
+        } | {name: dict(entry[name] or ()) for name in _MAPS}
         if entry["extra"]:
             fields |= json.loads(entry["extra"])
         found.append(RolloutRecord.model_validate({name: fields[name] for name in RolloutRecord.model_fields if name in fields}))

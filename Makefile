@@ -16,7 +16,7 @@ ARGS ?=
 
 export EXTRAS TORCH PYTHON
 
-.PHONY: help env demo test test-harness lint format docs bench bench-seeds bench-proxy bench-soak bench-failures bench-trajectories bench-async bench-sync clean
+.PHONY: help env demo test test-harness lint format docs bench bench-seeds bench-proxy bench-soak bench-failures bench-trajectories bench-ingest bench-async bench-sync clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
@@ -70,6 +70,9 @@ bench-soak: env ## 10,000 calls through the proxy, with clients that leave and w
 
 bench-trajectories: env ## From recorded calls to samples and tries: speed, size, memory; half a minute
 	@exec $(BIN)/python -m benchmarks.trajectories $(ARGS)
+
+bench-ingest: env ## Rollouts into the store and out again, as a Ray Dataset too: two minutes
+	@exec $(BIN)/python -m benchmarks.ingest $(ARGS)
 
 bench-failures: env ## What each failure policy costs in rollouts that are not trained: seconds
 	@exec $(BIN)/python -m benchmarks.failures $(ARGS)

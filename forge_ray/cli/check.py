@@ -69,6 +69,7 @@ def findings(config: Config, *, training: bool = True) -> Iterator[Finding]:
     """Everything that is looked at, in the order in which a person would mend it."""
     yield _packages()
     yield _runs(config)
+    yield from _store(config)
     yield from _sources(config)
     yield from _harnesses(config)
     yield from _upstreams(config)
@@ -100,6 +101,25 @@ def _runs(config: Config) -> Finding:
         return Finding("runs", problem, False, fix="set runs to a directory of yours")
     free = shutil.disk_usage(parent).free / 2**30
     return Finding("runs", f"{config.runs}, {free:.0f} GiB free", free > 1, fix="free some space or set runs elsewhere")
+
+
+def _store(config: Config) -> Iterator[Finding]:
+    """Only one elsewhere: that of the run directory is as good as that."""
+    where = config.store.location
+    if where is None:
+        return
+    problem = _makeable(Path(where))[1] if "://" not in where else None
+    if "://" in where:
+        from forge_ray.errors import ForgeRayError
+        from forge_ray.job import store
+        from forge_ray.run_dir import RunDir
+
+        try:
+            store.location(config, RunDir(Path(config.runs) / config.name)).probe()
+        except ForgeRayError as error:
+            problem = str(error)
+    fix = "correct store.location, or the credentials in the environment"
+    yield Finding("store", problem or where, problem is None, fix=fix)
 
 
 def _call_log(config: Config) -> Iterator[Finding]:

@@ -34,6 +34,9 @@ Files are only added, each whole before it can be seen, so any number of readers
 run, or the next `forge-ray rollouts` command on it, puts them in, each once. (Killed between its two files, it leaves calls without their
 rollout. They stay, and the rollout's row joins them; `forge-ray` passes over them until then.)
 
+Not in the store: sessions that left no record (an attempt whose pool died, `forge-ray serve`) and calls that another model answered
+([upstreams.md](upstreams.md)), which are text. Both are in the call log.
+
 ## Reading
 
 ```python

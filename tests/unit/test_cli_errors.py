@@ -238,6 +238,12 @@ def test_a_run_directory_nobody_can_make(config: Path, tmp_path: Path) -> None:
     refused(forge_ray("train", str(config), f"runs={tmp_path}/file/runs", cwd=tmp_path), "runs", "file")
 
 
+def test_a_store_that_cannot_be(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    refused(forge_ray("train", str(config), f"store.location={tmp_path}/file/data", cwd=tmp_path), "store", "file")
+    refused(forge_ray("check", str(config), "--quick", "store.location=nowhere://data", cwd=tmp_path), "store", "nowhere://data")
+
+
 def test_a_checkpoint_that_is_none(config: Path, tmp_path: Path) -> None:
     refused(forge_ray("eval", str(config), "--checkpoint", "nowhere", cwd=tmp_path), "nowhere", "no model directory")
     refused(forge_ray("eval", str(config), "--checkpoint", "latest", cwd=tmp_path), "--checkpoint latest", "no checkpoint")

@@ -15,6 +15,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from forge_ray.config import Train
 from forge_ray.errors import UserError
 from forge_ray.rollout import RolloutRecord
 from forge_ray.trajectories import batch
@@ -366,8 +367,6 @@ def test_a_newer_or_foreign_file_is_refused_by_name(tmp_path: Path) -> None:
 
 
 def test_the_batch_of_a_step_is_written_once_and_read_with_its_stats(tmp_path: Path) -> None:
-    from forge_ray.config import Train
-
     location = Location.of(tmp_path)
     built = batch.build_step([[make_rollout(f"g00000-{n}.0", float(n)) for n in range(2)]], Train())
     samples = SampleStore(location)
@@ -394,6 +393,14 @@ def test_fsspec_file_systems_work(tmp_path: Path) -> None:
     stored = write(location, "g00000-0.0")
     (again,) = StoreReader(Location.of(f"memory://{tmp_path.name}", "run")).with_calls()
     assert again == stored[0]
+    built = batch.build_step([[make_rollout(f"g00000-{n}.0", float(n)) for n in range(2)]], Train())
+    SampleStore(location).write(0, built.table, {"taken": [0]})
+    assert SampleStore(location).read(0) == (built.table, {"taken": [0]}) and StoreReader(location).trained_in() == {
+        "g00000-0.0": 0,
+        "g00000-1.0": 0,
+    }
+    location.probe()
+    assert len(location.files()) == 3
 
 
 def test_a_location_that_nothing_knows_is_refused() -> None:
@@ -420,6 +427,9 @@ def test_s3(monkeypatch: pytest.MonkeyPatch) -> None:
         stored = write(location, "g00000-0.0", "g00000-1.0")
         assert list(StoreReader(Location.of(uri, "one")).with_calls()) == stored
         assert unfinished(location) == {} and len(location.files()) == 2
+        location.probe()
+        with pytest.raises(StoreError, match="no-bucket"):
+            Location.of(uri.replace("data/runs", "no-bucket/runs"), "one").probe()
         with pytest.raises(StoreError, match="no-bucket"):
             write(Location.of(uri.replace("data/runs", "no-bucket/runs"), "one"), "g00000-0.0")
     finally:

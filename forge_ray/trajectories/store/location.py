@@ -83,6 +83,15 @@ class Location:
         if size != content.size:
             raise StoreError(f"{self.path(name)} has {size} bytes after {content.size} were written")
 
+    def probe(self) -> None:
+        """Write a small file, and remove it again. Raises `StoreError` where that cannot be done."""
+        name = f"probe-{secrets.token_hex(4)}"
+        self.put(name, pa.py_buffer(b"forge-ray"))
+        try:
+            self.filesystem.delete_file(self.path(name))
+        except OSError as error:
+            raise StoreError(f"{self.path(name)} cannot be removed: {_line(error)}") from error
+
     def sweep(self) -> None:
         """Remove what a writer that was killed left half-written. Only for the one process that drives the run."""
         if self.local is not None:

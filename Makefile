@@ -65,6 +65,9 @@ bench-proxy: env ## What recording costs, against vLLM's app without it and Lite
 bench-async: env ## What asynchrony gains by staleness bound, on a virtual clock: half a minute
 	@exec $(BIN)/python -m benchmarks.async $(ARGS)
 
+bench-sync: env ## What a weight update costs, by way and under requests: about 3 minutes
+	@exec $(BIN)/python -m benchmarks.sync $(ARGS)
+
 bench-soak: env ## 10,000 calls through the proxy, with clients that leave and weight updates: about 5 minutes
 	@exec $(BIN)/python -m benchmarks.soak $(ARGS)
 

@@ -33,7 +33,7 @@ class Plain:
         return await bare_app(self.config)
 
 
-def start_ray(ports: int, directory: str) -> None:
+def start_ray(ports: int, directory: str, *, store_mb: int = 256) -> None:
     """A cluster of this process's own; its ports begin at `ports`."""
     own = {
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": ports + 100,
@@ -52,7 +52,7 @@ def start_ray(ports: int, directory: str) -> None:
         address="local",
         num_cpus=8,
         include_dashboard=False,
-        object_store_memory=256 * 2**20,
+        object_store_memory=store_mb * 2**20,
         log_to_driver=False,
         logging_level=logging.WARNING,
         _temp_dir=directory,

@@ -10,6 +10,7 @@ from html import escape
 
 from pydantic import ValidationError
 
+from forge_ray.report import asynchrony
 from forge_ray.report.evaluation.comparison import compare
 from forge_ray.report.evaluation.summary import estimate, outcomes_by_task
 from forge_ray.report.examples import Example, choose, trajectory_html
@@ -45,6 +46,7 @@ def render(run: RunDir) -> str:
             chart([_line("mean |rollout − trainer logprob|", steps, "logprob_diff")], y_label="nats"),
             _LOGPROB_NOTE + (f" The run stops above {bound:g}." if bound else ""),
         ),
+        _section("Asynchrony", asynchrony.section(steps), asynchrony.NOTE),
         _section("Where the time went", _seconds_table(summary)),
         _section("How rollouts ended", _outcomes_table(summary)),
         _section("Three trajectories", "".join(_examples(run, by_label, records)), _EXAMPLES_NOTE),

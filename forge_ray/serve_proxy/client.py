@@ -15,14 +15,20 @@ import asyncio
 import contextlib
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from pydantic import BaseModel, ConfigDict
 
 from forge_ray.errors import ForgeRayError
 from forge_ray.serve_proxy.kinds import rank
+from forge_ray.serve_proxy.parcel import Parcel
+
+if TYPE_CHECKING:
+    from forge_ray.config import Config
+
+__all__ = ["DEPLOYMENT", "Parcel", "ProxyClient", "ProxyUnavailable", "SessionSummary", "merge", "nccl_sender"]
 
 DEPLOYMENT = "policy"
 RENEW_S = 10.0
@@ -214,6 +220,13 @@ class ProxyClient:
         if handle is not None:
             with contextlib.suppress(TimeoutError):
                 await asyncio.wait_for(handle.shutdown_async(), 5)
+
+
+def nccl_sender(config: Config, rank: int, named: Callable[[], Iterator[tuple[str, Any]]]) -> Any:
+    """For a train worker: sends weights from GPU to GPU, see `vllm_internals/nccl_trainer.py`. Untested (needs GPUs)."""
+    from forge_ray.serve_proxy.vllm_internals.nccl_trainer import NcclSender
+
+    return NcclSender(config, rank, named)
 
 
 async def _in_time(result: Any, timeout_s: float) -> Any:

@@ -34,6 +34,8 @@ class Updates:
         self._expected = weights.checkpoint(model_dir)
         self._node = ray.get_runtime_context().get_node_id()
         self._lock = asyncio.Lock()
+        self._sending = False
+        """A transfer has begun and holds the requests back."""
         self._staged: tuple[str, weights.WeightFiles, ExitStack] | None = None
 
     async def prepare(self, version: str, payload: Any) -> None:
@@ -81,11 +83,18 @@ class Updates:
         """One step (init | start | update | finish) of vLLM's weight-transfer protocol, for a trainer that sends by nccl. Untested: no GPU
         has run it."""
         async with self._lock:
-            if step == "start":
+            if step == "start" and not self._sending:
                 self._admission.pause()
+                self._sending = True
             await self._engine.transfer(step, info, version, pause=pause)
             if step == "finish":
-                self._admission.resume()
+                self._sent()
+
+    def _sent(self) -> None:
+        """The weights of a transfer are there, or came by another way after it had failed."""
+        if self._sending:
+            self._sending = False
+            self._admission.resume()
 
     def _stage(self, version: str, payload: Any) -> None:
         """Blocking."""
@@ -108,5 +117,6 @@ class Updates:
         with self._admission.paused():
             await self._engine.update_policy(found, version, pause=pause)
         paused = time.monotonic() - began
+        self._sent()
         await asyncio.to_thread(self._drop)
         return paused

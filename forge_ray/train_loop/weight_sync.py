@@ -80,7 +80,7 @@ async def sync(client: ProxyClient, run: RunDir, path: str, version: str, settin
     """
     import ray
 
-    from forge_ray.serve_proxy.parcel import Parcel
+    from forge_ray.serve_proxy.client import Parcel
 
     node = node or ray.get_runtime_context().get_node_id()
     replicas = await client.status(timeout_s=settings.timeout_s)

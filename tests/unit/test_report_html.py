@@ -273,3 +273,15 @@ def test_a_curve_of_each_harness(tmp_path: Path) -> None:
             metrics.append({"event": "step", "step": step, "reward_mean": 0.4, "harnesses": values if step > 1 else None})
     page = html.render(run)
     assert "react" in page and "co&lt;dex" in page and "co<dex" not in page
+
+
+def test_how_old_the_tokens_were_and_who_waited(tmp_path: Path) -> None:
+    run = RunDir(tmp_path / "async").create()
+    with MetricsWriter(run.metrics) as metrics:
+        metrics.append({"event": "step", "step": 1, "staleness_tokens": {"0": 300}, "trainer_idle_share": 0.75, "slot_idle_share": 0.5})
+        metrics.append({"event": "step", "step": 2, "staleness_tokens": {"0": 100, "2": 300}, "trainer_idle_share": 0.25})
+        metrics.append({"event": "step", "step": 3})
+    page = html.render(run)
+    for text in ("staleness 0, step 1: 1<", "staleness 2, step 2: 0.75<", "trainer idle, step 2: 0.25<", "places idle, step 1: 0.5<"):
+        assert text in page
+    assert "step 3:" not in page

@@ -143,12 +143,7 @@ class StoreReader:
         """Rollout -> the step whose batch it is in."""
         found: dict[str, int] = {}
         for step in self.steps():
-            table = self.samples_store.read(step)[0]
-            if "rollout" in table.column_names:
-                names = table["rollout"].to_pylist()
-            else:  # rows of tries
-                names = [name for row in table["rollouts"].to_pylist() for name in row]
-            found |= dict.fromkeys(names, step)
+            found |= dict.fromkeys(self.samples_store.rollouts(step), step)
         return found
 
     def _samples(self) -> ds.Dataset:

@@ -13,6 +13,7 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from forge_ray.trajectories import schema
@@ -55,6 +56,18 @@ class SampleStore:
             return _conform(table), json.loads((table.schema.metadata or {}).get(schema.STATS, b"{}"))
         except (OSError, pa.ArrowException, ValueError, schema.SchemaError) as error:
             raise StoreError(f"{self._location.path(file(step))} holds no samples: {error}") from error
+
+    def rollouts(self, step: int) -> list[str]:
+        """The rollouts that have samples in the batch of `step`; no token is read. Raises `StoreError` like `read`."""
+        try:
+            with self._location.filesystem.open_input_file(self._location.path(file(step))) as opened:
+                column = "rollouts" if "rollouts" in pq.read_schema(opened).names else "rollout"
+                opened.seek(0)
+                names = pq.read_table(opened, columns=[column])[column]
+        except (OSError, pa.ArrowException, ValueError, KeyError) as error:
+            raise StoreError(f"{self._location.path(file(step))} holds no samples: {error}") from error
+        # A row of tries names all its rollouts.
+        return list(dict.fromkeys((pc.list_flatten(names) if column == "rollouts" else names).to_pylist()))
 
     def stats(self, step: int) -> dict[str, Any]:
         """The stats of `step`, without its samples. Raises `StoreError` like `read`."""

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
+import threading
 from collections.abc import AsyncGenerator, AsyncIterator
 from contextlib import aclosing
 from dataclasses import dataclass, field
@@ -107,6 +109,32 @@ async def test_the_end_is_on_disk_before_the_last_output_is_handed_on(bench: Ben
     async for output in bench.recorder.follow(call, stream(step([5]), step([6], "stop", [Span("1.4", 0, 2)])), delta=True):
         events = [json.loads(line)["event"] for line in bench.log.path.read_text().splitlines()]
         assert events == (["open", "finished"] if output.finished else ["open"])
+
+
+async def test_an_output_waits_for_the_sync_and_not_only_for_the_write(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is in the file but not synced would be lost with the machine: nothing of a call leaves before its open event is synced, and
+    its last output not before the end is."""
+    may_sync, sync = threading.Semaphore(0), os.fdatasync
+
+    def slow(file: int) -> None:
+        may_sync.acquire(timeout=60)
+        sync(file)
+
+    monkeypatch.setattr("os.fdatasync", slow)
+    call = await bench.open([1])
+    outputs = bench.recorder.follow(call, stream(step([5]), step([6]), step([7], "stop", [Span("1.4", 0, 3)])), delta=True)
+    for tokens, event in ([5], "open"), ([6], None), ([7], "finished"):
+        output = asyncio.ensure_future(anext(outputs))
+        if event is not None:
+            while event not in bench.log.path.read_text():  # written …
+                assert not output.done()
+                await asyncio.sleep(0.005)
+            await asyncio.wait([output], timeout=0.05)
+            assert not output.done() and not call.done.is_set()  # … and not synced
+            may_sync.release()
+        assert (await output).outputs[0].token_ids == tokens
+    may_sync.release(100)
+    assert [output async for output in outputs] == []
 
 
 async def test_a_consumer_that_stops_leaves_a_cancelled_call(bench: Bench) -> None:

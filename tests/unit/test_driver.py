@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import random
 import threading
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -70,7 +71,7 @@ def config(**sections: Any) -> Config:
 def driver(tmp_path: Path, events: list[dict[str, Any]], trainer: Any, **sections: Any) -> Driver:
     run = RunDir(tmp_path / "run").create()
     quiet = SimpleNamespace(**{name: lambda *_: None for name in ("phase", "step", "rollouts", "warn", "note")})
-    parts: Any = {"client": None, "dispatch": None, "metrics": quiet, "progress": quiet}
+    parts: Any = {"client": SimpleNamespace(), "dispatch": None, "metrics": quiet, "progress": quiet}
     return Driver(config(**sections), run, [TaskRef("t", "/t")], [], exchange=FakeExchange(events), trainer=trainer, **parts)
 
 
@@ -86,6 +87,35 @@ async def test_a_trainer_that_has_returned_already_still_gives_its_weights(tmp_p
     subject = driver(tmp_path, [{"kind": "progress", "phase": "sft", "detail": "x"}, weights], EndedTrainer())
     await asyncio.wait_for(subject.first_weights(), 10)
     assert subject.version == 4 and synced == [("w", "2.4")]
+
+
+async def test_a_step_tells_who_waited_for_whom(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    async def sync(*_: Any, **__: Any) -> dict[str, Any]:
+        return {"replaced": ["slow"]}
+
+    async def status(**_: Any) -> list[dict[str, Any]]:
+        return [{"replica": "r", "sampled_tokens": 7}]
+
+    monkeypatch.setattr("forge_ray.train_loop.weight_sync.sync", sync)
+    counts = dict.fromkeys(("groups", "groups_degenerate", "stale_groups", "empty_groups", "rollouts_untrained", "tokens_trained"), 2)
+    stats = {**counts, "reward_ci": 0.1, "pass_rate": 1.0, "outcomes": {}, "staleness_mean": 0.5, "staleness_max": 1}
+    stats |= {"staleness_tokens": {"0": 1, "1": 1}, "held_s": 3.0, "calls_exact": 1, "calls_forked": 0}
+    events = [
+        {"kind": "weights", "step": step, "version": f"1.{step}", "path": "w", "restored": None, "stats": stats, "metrics": metrics}
+        for step, metrics in enumerate((None, {"wait_s": 1e9, "train_s": 1.0}))
+    ]
+    subject = driver(tmp_path, events, EndedTrainer(), rollouts={"max_in_flight": 4})
+    rows, warnings = [], []
+    subject._client.status = status
+    subject._report._metrics.append, subject._progress.warn = rows.append, warnings.append
+    subject._slots.set(4, time.monotonic())
+    await subject.first_weights()
+    while not rows:
+        await asyncio.sleep(0.01)
+    row = rows[0]
+    assert (row.trainer_idle_share, row.held_s, row.staleness_tokens) == (1.0, 3.0, {"0": 1, "1": 1})
+    assert row.slot_idle_share < 1.0, "the places were taken from some point on"
+    assert "replica slow was too slow" in warnings[0]
 
 
 async def test_what_the_workers_raise_on_purpose_ends_the_run_with_their_words(tmp_path: Path) -> None:

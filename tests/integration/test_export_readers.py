@@ -56,19 +56,16 @@ def test_harbor_counts_a_task_s_digest_as_we_do(tmp_path: Path) -> None:
         assert task_digest(task) == HARBOR.run(HERE / "harbor_digest.py", task).strip()
 
 
-def test_trl_tokenizes_chat_lines_to_what_the_engine_saw(run: RunDir, tmp_path: Path) -> None:
+def test_trl_reads_chat_lines_and_trains_on_sequences(run: RunDir, tmp_path: Path) -> None:
     lines = [json.loads(line) for line in export(run, "chat", tmp_path).read_text().splitlines()]
     assert all(line["exact"] for line in lines)
-    printed = TRL.run(HERE / "chat_reads.py", tmp_path / "chat", tiny_model(), tmp_path / "cache")
+    rows = pq.read_table(export(run, "trl", tmp_path)).to_pylist()
+    arguments = (tmp_path / "chat", tmp_path / "trl", tiny_model(), tmp_path / "cache")
+    found = json.loads(TRL.run(HERE / "trl_reads.py", *arguments).splitlines()[-1])
     seen = {call.id: call.prompt_ids + call.ids for _, calls in StoreReader(str(run.data)).with_calls() for call in calls}
-    for line, ids in zip(lines, json.loads(printed.splitlines()[-1]), strict=True):
+    for line, ids in zip(lines, found["chat"], strict=True):
         # The template ends the last message with a line break, which nobody sampled.
         assert ids[: len(seen[line["call"]])] == seen[line["call"]] and len(ids) <= len(seen[line["call"]]) + 1
-
-
-def test_trl_trains_on_the_sequences(run: RunDir, tmp_path: Path) -> None:
-    rows = pq.read_table(export(run, "trl", tmp_path)).to_pylist()
-    found = json.loads(TRL.run(HERE / "trl_reads.py", tmp_path / "trl", tiny_model(), tmp_path / "cache").splitlines()[-1])
     for row, labels in zip(rows, found["labels"], strict=True):
         wanted = [token if chosen else -100 for token, chosen in zip(row["input_ids"], row["completion_mask"], strict=True)]
         assert labels[: len(wanted)] == wanted and set(labels[len(wanted) :]) <= {-100}

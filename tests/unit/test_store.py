@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import threading
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -239,6 +241,35 @@ def test_a_reader_sees_more_after_a_refresh_and_files_never_change(tmp_path: Pat
     reader.refresh()
     assert len(reader.rollouts()) == 2
     assert {file: file.read_bytes() for file in before} == before
+
+
+def test_several_writers_and_a_reader_at_once(tmp_path: Path) -> None:
+    location, done = Location.of(tmp_path), threading.Event()
+
+    def work(writer: int) -> None:
+        for number in range(5):
+            write(location, f"g{writer:05d}-{number}.0")
+
+    def look() -> int:
+        seen = 0
+        while not done.is_set():
+            reader = StoreReader(location)
+            for record, calls in reader.with_calls():
+                assert len(calls) == 2, record.id
+            now = len(reader.rollouts())
+            assert now >= seen
+            seen = now
+            if seen:
+                duckdb.connect().sql(f"select count(distinct rollout) from '{tmp_path}/calls/**/*.parquet'").fetchall()
+        return seen
+
+    with ThreadPoolExecutor(5) as threads:
+        reading = threads.submit(look)
+        list(threads.map(work, range(4)))
+        done.set()
+        assert reading.result() <= 20
+    reader = StoreReader(location)
+    assert len({record.id for record in reader.rollouts()}) == len(reader.rollouts()) == 20 and reader.table("calls").num_rows == 40
 
 
 def test_pandas_and_duckdb_read_it(tmp_path: Path) -> None:

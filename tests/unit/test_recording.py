@@ -117,7 +117,7 @@ async def test_an_output_waits_for_the_sync_and_not_only_for_the_write(bench: Be
     may_sync, sync = threading.Semaphore(0), os.fdatasync
 
     def slow(file: int) -> None:
-        may_sync.acquire(timeout=60)
+        may_sync.acquire(timeout=10)
         sync(file)
 
     monkeypatch.setattr("os.fdatasync", slow)

@@ -1,4 +1,4 @@
-"""`forge-ray rollouts ls | show | stats | export | rescore`: the stored rollouts of a run."""
+"""`forge-ray rollouts ls | show | stats | export | behaviour | rescore`: the stored rollouts of a run."""
 
 from __future__ import annotations
 
@@ -23,12 +23,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "show": "one rollout: where it came from, what it came to, its calls",
         "stats": "counts, rewards with intervals, calls and tokens by purpose, harness, outcome and task",
         "export": "write rollouts in a format that other programs read",
+        "behaviour": "how the policy worked: shell share, tools, self-verification, error recovery; by evaluation and harness",
         "rescore": "judge archived workspaces again, by today's test scripts or another reward function; no model is needed",
     }
     made = {name: commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".") for name, text in texts.items()}
     for command in made.values():
         command.add_argument("run", metavar="RUN", help=RUN)
-    for name in ("ls", "stats", "export", "rescore"):
+    for name in ("ls", "stats", "export", "behaviour", "rescore"):
         command = made[name]
         command.add_argument("--task", metavar="T", help="name of a task, or a pattern: 'sum-*'")
         command.add_argument("--harness", metavar="H", help="name of a harness, or a pattern")
@@ -55,7 +56,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(arguments: argparse.Namespace) -> int:
     try:
-        return {"ls": _ls, "show": _show, "stats": _stats, "export": _export, "rescore": _rescore}[arguments.action](arguments)
+        return ACTIONS[arguments.action](arguments)
     except BrokenPipeError:  # `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
@@ -164,3 +165,12 @@ def _print(table: Any) -> None:
     from rich.console import Console
 
     Console(width=None if sys.stdout.isatty() else 200, soft_wrap=False).print(table)
+
+
+def _behaviour(arguments: argparse.Namespace) -> int:
+    from forge_ray.cli.behaviours import behaviour
+
+    return behaviour(arguments, _filter(arguments))
+
+
+ACTIONS = {"ls": _ls, "show": _show, "stats": _stats, "export": _export, "behaviour": _behaviour, "rescore": _rescore}

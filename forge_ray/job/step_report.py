@@ -59,7 +59,7 @@ class StepReport:
             **trained,
             **{
                 name: stats.get(name)
-                for name in ("calls_exact", "calls_spliced", "calls_forked", "fork_reason", "held_s", "staleness_tokens")
+                for name in ("calls_exact", "calls_spliced", "calls_forked", "fork_reason", "held_s", "staleness_tokens", "harnesses")
             },
             **{name: stats[name] for name in ("stale_groups", "empty_groups", "rollouts_untrained")},
             **{name: stats.get(name) for name in ("resampled_groups", "unused_rollouts")},

@@ -5,7 +5,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.forge-ray-env
 
-# What of pyproject's extras is installed: cpu or gpu (not both), kubernetes, smollm2, dev.
+# What of pyproject's extras is installed: cpu or gpu (not both), kubernetes, smollm2, deepspeed, lora, dev (which has these two).
 EXTRAS ?= cpu,smollm2,dev
 # Where torch comes from: empty = PyPI alone; `cpu` = PyTorch's CPU index; a directory of wheels; or an index URL.
 TORCH ?=

@@ -68,6 +68,8 @@ def require(config: Config, *, without: tuple[str, ...] = (), training: bool = T
 def findings(config: Config, *, training: bool = True) -> Iterator[Finding]:
     """Everything that is looked at, in the order in which a person would mend it."""
     yield _packages()
+    if training:
+        yield from _learner(config)
     yield _runs(config)
     yield from _store(config)
     yield from _sources(config)
@@ -90,6 +92,17 @@ def _packages() -> Finding:
             fix="run `make env`, or install forge-ray with the cpu or gpu extra",
         )
     return Finding("packages", "ray, torch, transformers, vllm")
+
+
+def _learner(config: Config) -> Iterator[Finding]:
+    """What the learner needs beyond the rest, by its config."""
+    wanted = {"deepspeed": config.train.strategy == "deepspeed", "peft": config.train.lora is not None}
+    keys = {"deepspeed": ("train.strategy", "deepspeed"), "peft": ("train.lora", "lora")}
+    for package in (package for package, needed in wanted.items() if needed):
+        key, extra = keys[package]
+        found = importlib.util.find_spec(package) is not None
+        fix = f"install forge-ray with the {extra} extra (make env EXTRAS=cpu,{extra})"
+        yield Finding(key, f"{package}{'' if found else ' cannot be imported'}", found, fix=fix)
 
 
 def _runs(config: Config) -> Finding:

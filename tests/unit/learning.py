@@ -70,6 +70,13 @@ def learner_of(settings: Config, folder: Path, ranks: Ranks | None = None, **mor
     return Learner(settings, RunDir(folder / "run").create(), folder / "model", **given)
 
 
+def import_all() -> None:
+    """What a learner imports when it is needed."""
+    import peft  # noqa: F401
+    from transformers import AutoModelForCausalLM  # noqa: F401
+    from transformers.models.qwen3 import modeling_qwen3  # noqa: F401
+
+
 def plain_passes() -> Passes:
     """Of a model as transformers loads it."""
     return Passes(CPU, 10_000)

@@ -21,7 +21,7 @@ from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
 from forge_ray.config import Config
-from forge_ray.job import library, retention
+from forge_ray.job import library
 from forge_ray.job.compaction import Compaction
 from forge_ray.job.dispatch import Dispatch
 from forge_ray.job.evaluate import evaluate
@@ -31,6 +31,7 @@ from forge_ray.job.runtime import RunFailed
 from forge_ray.job.scheduler import TaskRef
 from forge_ray.job.step_batches import StepBatches
 from forge_ray.job.step_report import StepReport
+from forge_ray.job.trainer_events import TrainerEvents
 from forge_ray.outcome import RATED, Treatment, treatment
 from forge_ray.rollout import RolloutRecord
 from forge_ray.run_dir import RunDir
@@ -69,6 +70,7 @@ class Driver:
         self._flow = Flow(config, tasks)
         self._batches = StepBatches(config, run, self._flow, exchange)
         self._report = StepReport(run, config.train.optimizer.epochs, self._batches, metrics, progress)
+        self._events = TrainerEvents(run, config.train, exchange, trainer, progress, weights=self._new_weights)
         self._compaction = Compaction(run.calls, config.proxy.log_segment_mb * 2**20)
         self._wake = asyncio.Event()
         self._tasks: set[asyncio.Task[None]] = set()
@@ -91,7 +93,7 @@ class Driver:
 
     async def first_weights(self) -> None:
         """Wait for the trainer's first weights (after SFT, or of the checkpoint) and bring them into the replicas."""
-        self._follower = self._spawn(self._follow_trainer())
+        self._follower = self._spawn(self._events.follow())
         while self.version is None:
             await self._wait()
 
@@ -192,35 +194,6 @@ class Driver:
             )
 
     # ---- the trainer's side ----
-
-    async def _follow_trainer(self) -> None:
-        """Handle the trainer's events in order: all that it posts while it lives, and what is left when it has ended."""
-        number, ended = 0, False
-        while True:
-            events = await self._exchange.events.remote(number, 0.1 if ended else 1.0)
-            for event in events:
-                number += 1
-                await self._handle(event)
-            if ended and not events:
-                break
-            ended = self._trainer.done()
-        self._trainer.check()
-
-    async def _handle(self, event: dict[str, Any]) -> None:
-        if event["kind"] == "progress":
-            self._progress.phase(event["phase"], event["detail"])
-        elif event["kind"] == "note":
-            log.warning("trainer: %s", event["text"])
-            self._progress.note(event["text"])
-        elif event["kind"] == "checkpoint":
-            await self._exchange.forget_before.remote(event["step"])
-            await asyncio.to_thread(retention.prune, self.run, self.config.train, event["step"])
-        elif event["kind"] == "weights":
-            await self._new_weights(event)
-        elif event["kind"] == "failed":
-            raise RunFailed(event["error"])
-        else:
-            raise RunFailed(f"unknown trainer event {event['kind']!r}")
 
     async def _new_weights(self, event: dict[str, Any]) -> None:
         from forge_ray.train_loop.weight_sync import sync

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import asyncio
 import dataclasses
-import logging
 import time
 from collections.abc import Sequence
 from itertools import islice
@@ -27,11 +26,12 @@ import pyarrow as pa
 
 from forge_ray.config import Config
 from forge_ray.errors import UserError
-from forge_ray.job import retention, store, stored_groups
+from forge_ray.job import store, stored_groups
 from forge_ray.job.runtime import RunFailed, Runtime
 from forge_ray.job.sources import resolve
 from forge_ray.job.step_report import StepReport
 from forge_ray.job.stored_groups import Plan, Stored
+from forge_ray.job.trainer_events import TrainerEvents
 from forge_ray.model_files import tokenizer_sha256
 from forge_ray.run_dir import RunDir
 from forge_ray.train_loop.trainer import TrainerThread, start_exchange
@@ -48,8 +48,6 @@ if TYPE_CHECKING:
 
 UNKNOWN = -1
 """Step number of weights that this run never had."""
-
-log = logging.getLogger(__name__)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -198,60 +196,39 @@ async def learn(
     report = StepReport(run, config.train.optimizer.epochs, batches, metrics, progress)
     trainer = TrainerThread(config, run, model, demonstrations, exchange, teacher)
     with phases.phase("train"):
-        await _Following(config, run, batches, report, exchange, trainer, progress, resume).through()
+        steps = _Steps(config, batches, report, exchange, progress, resume)
+        await TrainerEvents(run, config.train, exchange, trainer, progress, weights=steps.weights).follow()
 
 
-class _Following:
-    """Answers the trainer's events until it has ended."""
+class _Steps:
+    """Answers new weights with the next batch."""
 
-    def __init__(
-        self, config: Config, run: RunDir, batches: StoredBatches, report: StepReport, exchange: Any, trainer: TrainerThread,
-        progress: Progress, resume: bool,
-    ) -> None:  # fmt: skip
-        self._config, self._run, self._batches, self._report = config, run, batches, report
-        self._exchange, self._trainer, self._progress, self._resume = exchange, trainer, progress, resume
-        self._step_started = time.time()
+    def __init__(self, config: Config, batches: StoredBatches, report: StepReport, exchange: Any, progress: Progress, resume: bool) -> None:
+        self._steps, self._batches, self._report = config.train.steps, batches, report
+        self._exchange, self._progress, self._resume = exchange, progress, resume
+        self._begun = time.time()
+        self._restarts = -1
 
-    async def through(self) -> None:
-        """Raises `RunFailed`, `TrainingFailed`."""
-        number, ended = 0, False
-        while True:
-            events = await self._exchange.events.remote(number, 0.1 if ended else 1.0)
-            for event in events:
-                number += 1
-                await self._handle(event)
-            if ended and not events:
-                break
-            ended = self._trainer.done()
-        self._trainer.check()
-
-    async def _handle(self, event: dict[str, Any]) -> None:
-        if event["kind"] == "progress":
-            self._progress.phase(event["phase"], event["detail"])
-        elif event["kind"] == "note":
-            log.warning("trainer: %s", event["text"])
-            self._progress.note(event["text"])
-        elif event["kind"] == "checkpoint":
-            await self._exchange.forget_before.remote(event["step"])
-            await asyncio.to_thread(retention.prune, self._run, self._config.train, event["step"])
-        elif event["kind"] == "weights":
-            await self._new_weights(event)
-        elif event["kind"] == "failed":
-            raise RunFailed(event["error"])
-        else:
-            raise RunFailed(f"unknown trainer event {event['kind']!r}")
-
-    async def _new_weights(self, event: dict[str, Any]) -> None:
+    async def weights(self, event: dict[str, Any]) -> None:
+        """The trainer holds the weights after so many steps."""
         step, trained = event["step"], event["metrics"]
         if trained is not None:
             now = time.time()
-            self._report.step(event, trained, {"seconds": now - self._step_started})
-            self._step_started = now
-        elif event["restored"] is not None:
-            self._report.restored(step, event["restored"])
-            if self._resume and self._batches.stored > step:
-                self._progress.note(f"going on at step {step}, with {self._batches.stored - step} batches that are stored already")
-        if step < self._config.train.steps:
+            self._report.step(event, trained, {"seconds": now - self._begun, "trainer_restarts": self._restarts})
+            self._begun = now
+        else:
+            self._restarts += 1
+            self._started(step, event["restored"])
+        if step < self._steps:
             await self._batches.offer(step)
         else:
             await self._exchange.close.remote()
+
+    def _started(self, step: int, restored: dict[str, Any] | None) -> None:
+        """The workers came up, from a checkpoint if `restored`."""
+        if self._restarts:
+            self._progress.warn(f"the trainer's workers were started again ({self._restarts}), and go on from step {step}")
+        elif restored is not None:
+            self._report.restored(step, restored)
+            if self._resume and self._batches.stored > step:
+                self._progress.note(f"going on at step {step}, with {self._batches.stored - step} batches that are stored already")

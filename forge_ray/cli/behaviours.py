@@ -7,8 +7,12 @@ from collections import defaultdict
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from collections.abc import Iterator, Sequence
+
     from forge_ray.report.behaviour import Trajectory
     from forge_ray.report.stored.select import Filter
+    from forge_ray.trajectories.call import Call
+    from forge_ray.trajectories.export.text import Text
 
 
 def behaviour(arguments: argparse.Namespace, wanted: Filter) -> int:
@@ -19,7 +23,6 @@ def behaviour(arguments: argparse.Namespace, wanted: Filter) -> int:
     from forge_ray.report.behaviour import Trajectory, actions, measure, table, tools
     from forge_ray.report.records import evaluation, passed
     from forge_ray.report.stored import select
-    from forge_ray.trajectories.export.text import leaves
 
     stored = stored_run(arguments.run)
     text, names = text_of(stored), {row["rollout"] for row in select.rows(stored.reader, wanted)}
@@ -27,11 +30,7 @@ def behaviour(arguments: argparse.Namespace, wanted: Filter) -> int:
     for record, calls in stored.reader.with_calls():
         if record.id not in names or record.outcome not in RATED:
             continue
-        made = [
-            action
-            for call in leaves(calls)
-            for action in actions([(message["role"], message["content"]) for message in text.conversation(call)[0]])
-        ]
+        made = [action for talk in _talks(calls, text) for action in actions(talk)]
         part = evaluation(record) or ("training" if record.purpose == "train" else "single")
         parts[part, record.harness].append(Trajectory(record.harness, passed(record), tuple(made)))
     known = tools(one for part in parts.values() for one in part)
@@ -39,3 +38,21 @@ def behaviour(arguments: argparse.Namespace, wanted: Filter) -> int:
     rows = {f"{part}, {harness}" if several else part: measure(found, known) for (part, harness), found in parts.items()}
     print("\n".join(table(rows)) if rows else "no rollout with a reward")
     return 0
+
+
+def _talks(calls: Sequence[Call], text: Text) -> Iterator[list[tuple[str, str]]]:
+    """Each conversation as `(role, text)`: every reply once, as it was sampled, and what the harness put behind it."""
+    from forge_ray.trajectories.export.text import usable
+
+    conversations: dict[str, list[Call]] = defaultdict(list)
+    for call in calls:
+        if usable(call):
+            conversations[call.conversation].append(call)
+    for members in conversations.values():
+        talk: list[tuple[str, str]] = []
+        for call, following in zip(members, [*members[1:], None], strict=True):
+            talk.append(("assistant", text.reply(call)))
+            parts = text.prompt(following, call) if following is not None else []
+            last = max((place for place, part in enumerate(parts) if part.role == "assistant"), default=-1)
+            talk += [(part.role, part.content) for part in parts[last + 1 :]]
+        yield talk

@@ -134,3 +134,14 @@ def test_a_store_without_a_model_exports_tokens_and_refuses_text(store: Path, tm
     assert "tokenizer" in capsys.readouterr().err and not (tmp_path / "c").exists()
     assert main(["rollouts", "export", str(store), "--format", "trl", "--out", str(tmp_path / "t")]) == 0
     assert RunDir(tmp_path).data == store
+
+
+def test_behaviour_counts_every_sampled_reply_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One shell action of one tool in each rollout, that changes nothing; the history is rewritten afterwards."""
+    policy = model(tmp_path / "m")
+    run = stored_run(tmp_path, policy, {f"g00000-{n}.0": conversation(policy, f"g00000-{n}.0") for n in range(2)})
+    assert main(["rollouts", "behaviour", str(run.root)]) == 0
+    *_, line = capsys.readouterr().out.splitlines()
+    assert line == "| training | 2 | 1.00 [1.00, 1.00] | 1.00 [1.00, 1.00] | – | – | 1.0 [1.0, 1.0] |"
+    assert main(["rollouts", "behaviour", str(run.root), "--purpose", "eval"]) == 0
+    assert capsys.readouterr().out == "no rollout with a reward\n"

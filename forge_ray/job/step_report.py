@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from forge_ray.report import signal
 from forge_ray.report.metrics import StepMetrics, read_metrics
@@ -10,15 +10,22 @@ from forge_ray.run_dir import RunDir
 from forge_ray.trajectories import continuity
 
 if TYPE_CHECKING:
-    from forge_ray.job.step_batches import StepBatches
     from forge_ray.report.metrics import MetricsWriter
     from forge_ray.report.progress import Progress
+
+
+class Batches(Protocol):
+    """What the report asks of a run's step batches."""
+
+    def stats(self, step: int) -> dict[str, Any]:
+        """What is known of the stored batch of `step`."""
+        ...
 
 
 class StepReport:
     """Writes and shows the steps of a run."""
 
-    def __init__(self, run: RunDir, epochs: int, batches: StepBatches, metrics: MetricsWriter, progress: Progress) -> None:
+    def __init__(self, run: RunDir, epochs: int, batches: Batches, metrics: MetricsWriter, progress: Progress) -> None:
         self._run, self._epochs, self._batches, self._metrics, self._progress = run, epochs, batches, metrics, progress
 
     def step(self, event: dict[str, Any], trained: dict[str, Any], driven: dict[str, Any]) -> None:

@@ -101,7 +101,7 @@ def test_the_paper_preset_drops_a_truncated_rollout() -> None:
 @pytest.mark.parametrize(("estimator", "ready"), [("grpo", 0), ("reinforce_pp", 1)])
 def test_a_group_that_shrank_to_one_has_no_baseline_and_is_replaced(estimator: str, ready: int) -> None:
     shrinking = config(on_outcome={"engine": "drop"})
-    shrinking = shrinking.model_copy(update={"train": Train(group_size=3, advantage=Advantage(name=estimator))})  # type: ignore[arg-type]
+    shrinking = shrinking.model_copy(update={"train": Train(group_size=3, advantage=Advantage.model_validate({"name": estimator}))})
     scheduler = Scheduler(shrinking, TASKS)
     scheduler.admit_group()
     records = [record(request, outcome) for request, outcome in zip(scheduler.launchable(10), FAIL_FAIL_OK, strict=True)]
@@ -113,6 +113,28 @@ def test_a_group_that_shrank_to_one_has_no_baseline_and_is_replaced(estimator: s
         assert len(one.ready()) == ready and one.empty_groups == 1 - ready == one.unused
         assert one.accepted == 3 * ready and one.claimed == ready, "its room is free again"
     assert scheduler.treated == {"drop": 2, "train": 1}
+
+
+@pytest.mark.parametrize("outcome", [outcome for outcome in Outcome if outcome not in RATED])
+@pytest.mark.parametrize(
+    ("policy", "trained", "treated"),
+    [
+        ("retry", [2], {"train": 2, "retry": 1, "drop": 1}),
+        ("drop", [2], {"train": 2, "drop": 1}),
+        ("drop_group", [], {"train": 2, "drop_group": 1}),
+    ],
+)
+def test_each_kind_of_failure_under_each_policy_and_never_a_reward_of_zero(
+    outcome: Outcome, policy: str, trained: list[int], treated: dict[str, int]
+) -> None:
+    scheduler = Scheduler(config(retries=1, on_outcome={str(outcome): policy}), TASKS)
+    scheduler.admit_group()
+    while waiting := scheduler.launchable(10):
+        for request in waiting:
+            scheduler.finish(record(request, outcome if request.key.endswith("-1") else Outcome.OK))
+    assert [len(group.records) for group in scheduler.ready()] == trained and scheduler.treated == treated
+    assert all(r.reward == 1.0 for group in scheduler.ready() for r in group.records)
+    assert (scheduler.empty_groups, scheduler.unused) == ((0, 0) if trained else (1, 2))
 
 
 def test_treatments_are_counted_as_what_became_of_each_rollout() -> None:

@@ -21,7 +21,7 @@ def test_tasks_whose_verifier_tells_nothing_are_named(tmp_path: Path) -> None:
         "name": "x", "policy": {"model": "m"}, "harnesses": [{"name": "react"}], "tasks": {"train": "t"},
         "sandbox": {"directory": str(tmp_path / "boxes")},
     }  # fmt: skip
-    made = {
+    made: dict[str, dict[str, Any]] = {
         "good": {"test": ANSWER},
         "tool": {"test": NEEDS_A_TOOL},
         "always": {"test": ALWAYS_ONE},

@@ -51,11 +51,11 @@ def measure(count: int, folder: Path) -> dict[str, Any]:
     figures: dict[str, Any] = {"rollouts": count, "rows": count * CALLS, "tokens": count * CALLS * (PROMPT + REPLY)}
     store = figures["store"] = written(count, folder / "store")
     lines = figures["json_lines"] = baseline(count, folder / "calls.jsonl")
-    figures["json_lines_whole_prompts"] = {"bytes": whole_prompts()}
+    whole = whole_prompts()
     for made in (store, lines):
         made["rows_per_s"] = figures["rows"] / made["write_s"]
         made["bytes_per_token"] = made["bytes"] / figures["tokens"]
-    figures["json_lines_whole_prompts"]["bytes_per_token"] = whole_prompts() / (CALLS * (PROMPT + REPLY))
+    figures["json_lines_whole_prompts"] = {"bytes_per_token": whole / (CALLS * (PROMPT + REPLY))}
     store["read"] = {name: figures["rows"] / seconds for name, seconds in read(count, folder / "store").items()}
     lines["read"] = {"python": figures["rows"] / lines["read_s"]}
     return figures
@@ -160,7 +160,8 @@ def read(count: int, folder: Path) -> dict[str, float]:
             reader, seconds = StoreReader(str(folder)), {}
             reader.ray("calls", ["rollout"]).count()  # workers come up
             begin = time.perf_counter()
-            rows = sum(one.num_rows for one in reader.ray("calls").iter_batches(batch_size=None, batch_format="pyarrow"))
+            batches: Iterator[Any] = iter(reader.ray("calls").iter_batches(batch_size=None, batch_format="pyarrow"))
+            rows = sum(one.num_rows for one in batches)
             seconds["ray"] = time.perf_counter() - begin
         finally:
             ray.shutdown()

@@ -94,7 +94,7 @@ interval: rollouts of one task are related.
 |---|---|---|
 | `chat` | JSON lines | `messages` (role, content) of each conversation, to its end; for `datasets` and TRL's `SFTTrainer` |
 | `atif` | a directory | `<rollout>.json`, an ATIF 1.8 trajectory each (Harbor's format), with token ids and logprobs per step |
-| `trl` | Parquet | `prompt_ids`, `completion_ids`, `logprobs`, `env_mask`, `advantage`, and `input_ids` with `completion_mask` |
+| `trl` | Parquet | `prompt_ids`, `completion_ids`, `logprobs`, `env_mask`, `advantage`, and `input_ids` with `labels` |
 | `verl` | Parquet | `prompts`, `responses`, `response_mask`, `rollout_log_probs`, `advantages`, `token_level_scores`, `uid` |
 
 **Text** (`chat`, `atif`) is the decoded tokens, those that the engine was given and those that it sampled, cut where the policy's own

@@ -67,7 +67,10 @@ def test_trl_reads_chat_lines_and_trains_on_sequences(run: RunDir, tmp_path: Pat
         # The template ends the last message with a line break, which nobody sampled.
         assert ids[: len(seen[line["call"]])] == seen[line["call"]] and len(ids) <= len(seen[line["call"]]) + 1
     for row, labels in zip(rows, found["labels"], strict=True):
-        wanted = [token if chosen else -100 for token, chosen in zip(row["input_ids"], row["completion_mask"], strict=True)]
+        wanted = [
+            token if chosen else -100
+            for token, chosen in zip(row["input_ids"], [0] * len(row["prompt_ids"]) + row["env_mask"], strict=True)
+        ]
         assert labels[: len(wanted)] == wanted and set(labels[len(wanted) :]) <= {-100}
     assert math.isfinite(found["loss"])
     trained = []

@@ -202,6 +202,13 @@ def test_a_log_that_is_no_text_is_readable_and_bounded(tmp_path: Path) -> None:
 # ---- files ----
 
 
+def query(text: str) -> list[tuple[Any, ...]]:
+    """What DuckDB answers."""
+    answer = duckdb.connect().sql(text)
+    assert answer is not None
+    return answer.fetchall()
+
+
 def write(location: Location, *names: str, purpose: str = "train", samples: int = 2) -> list[tuple[RolloutRecord, list[Call]]]:
     writer = StoreWriter(location, ORIGIN)
     found = []
@@ -260,7 +267,7 @@ def test_several_writers_and_a_reader_at_once(tmp_path: Path) -> None:
             assert now >= seen
             seen = now
             if seen:
-                duckdb.connect().sql(f"select count(distinct rollout) from '{tmp_path}/calls/**/*.parquet'").fetchall()
+                query(f"select count(distinct rollout) from '{tmp_path}/calls/**/*.parquet'")
         return seen
 
     with ThreadPoolExecutor(5) as threads:
@@ -279,13 +286,13 @@ def test_pandas_and_duckdb_read_it(tmp_path: Path) -> None:
     frame = pd.read_parquet(tmp_path / "calls")
     assert len(frame) == 8 and sorted(frame["purpose"].unique()) == ["eval", "train"]
     assert frame["ids"].iloc[0].dtype == np.int32 and frame["logprobs"].iloc[0].dtype == np.float32
-    query = f"""
+    text = f"""
         select r.rollout, r.reward, count(*), sum(len(c.ids)), r.purpose
         from '{tmp_path}/rollouts/**/*.parquet' r join '{tmp_path}/calls/**/*.parquet' c using (rollout)
         where r.purpose = 'train' and c.trainable group by all order by 1
     """
-    assert duckdb.sql(query).fetchall() == [(f"g00000-{n}.0", 1.0, 3, 9, "train") for n in range(2)]
-    assert duckdb.sql(f"select spans[1].version from '{tmp_path}/calls/**/*.parquet' limit 1").fetchall() == [("0.3",)]
+    assert query(text) == [(f"g00000-{n}.0", 1.0, 3, 9, "train") for n in range(2)]
+    assert query(f"select spans[1].version from '{tmp_path}/calls/**/*.parquet' limit 1") == [("0.3",)]
 
 
 def test_columns_that_are_null_in_one_file_read_together_with_others(tmp_path: Path) -> None:
@@ -298,8 +305,8 @@ def test_columns_that_are_null_in_one_file_read_together_with_others(tmp_path: P
         writer.flush()
     rows = StoreReader(location).table("rollouts").sort_by("rollout").to_pylist()
     assert [(row["reward"], dict(row["rewards"])) for row in rows] == rewards
-    assert pd.read_parquet(tmp_path / "rollouts")["group"].isna().all()
-    found = duckdb.sql(f"select avg(rewards['format']) from '{tmp_path}/rollouts/**/*.parquet'").fetchall()
+    assert pd.read_parquet(tmp_path / "rollouts")["group"].isna().tolist() == [True] * 3
+    found = query(f"select avg(rewards['format']) from '{tmp_path}/rollouts/**/*.parquet'")
     assert found == [(0.0,)]
 
 
@@ -375,7 +382,7 @@ def test_half_written_files_are_seen_by_nobody_and_swept_away(tmp_path: Path) ->
     left = tmp_path / "calls" / "purpose=train" / ".part-1.parquet.abcd.tmp"
     left.write_bytes(b"PAR1 half")
     assert StoreReader(location).table("calls").num_rows == 2 and len(pd.read_parquet(tmp_path / "calls")) == 2
-    assert duckdb.sql(f"select count(*) from '{tmp_path}/calls/**/*.parquet'").fetchall() == [(2,)]
+    assert query(f"select count(*) from '{tmp_path}/calls/**/*.parquet'") == [(2,)]
     location.sweep()
     assert not left.exists() and len(list(tmp_path.rglob("*.parquet"))) == 2
 
@@ -384,7 +391,7 @@ def test_a_newer_or_foreign_file_is_refused_by_name(tmp_path: Path) -> None:
     location = Location.of(tmp_path)
     write(location, "g00000-0.0")
     (file,) = (tmp_path / "rollouts").rglob("*.parquet")
-    rows = pq.read_table(file, partitioning=None)
+    rows = pq.ParquetFile(file).read()
     for metadata, problem in (({VERSION_KEY: b"2"}, "version 2; this ForgeRay reads version 1"), ({}, "version none")):
         pq.write_table(rows.replace_schema_metadata(metadata), file)
         with pytest.raises(StoreError, match=f"{file.name}.*{problem}"):
@@ -412,7 +419,7 @@ def test_the_batch_of_a_step_is_written_once_and_read_with_its_stats(tmp_path: P
     assert reader.steps() == [12] and set(reader.samples()["step"].to_pylist()) == {12}
     assert reader.trained_in() == {"g00000-0.0": 12, "g00000-1.0": 12}
     assert set(pd.read_parquet(tmp_path / "samples")["step"]) == {12}
-    assert duckdb.sql(f"select distinct step from '{tmp_path}/samples/**/*.parquet'").fetchall() == [(12,)]
+    assert query(f"select distinct step from '{tmp_path}/samples/**/*.parquet'") == [(12,)]
 
 
 # ---- other file systems ----

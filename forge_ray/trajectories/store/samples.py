@@ -13,7 +13,6 @@ from collections.abc import Mapping
 from typing import Any
 
 import pyarrow as pa
-import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from forge_ray.trajectories import schema
@@ -67,7 +66,8 @@ class SampleStore:
         except (OSError, pa.ArrowException, ValueError, KeyError) as error:
             raise StoreError(f"{self._location.path(file(step))} holds no samples: {error}") from error
         # A row of tries names all its rollouts.
-        return list(dict.fromkeys((pc.list_flatten(names) if column == "rollouts" else names).to_pylist()))
+        found = names.to_pylist()
+        return list(dict.fromkeys(name for row in found for name in row) if column == "rollouts" else dict.fromkeys(found))
 
     def stats(self, step: int) -> dict[str, Any]:
         """The stats of `step`, without its samples. Raises `StoreError` like `read`."""

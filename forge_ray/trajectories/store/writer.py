@@ -116,7 +116,7 @@ def parquet(table: pa.Table, metadata: Mapping[bytes, bytes] | None = None) -> p
         table = table.replace_schema_metadata({**(table.schema.metadata or {}), **metadata})
     rows = max(1, table.num_rows * GROUP_BYTES // max(table.nbytes, 1))
     # A dictionary of token ids or of numbers would be as long as the column.
-    small = [field.name for field in table.schema if pa.types.is_string(field.type)]
+    small: Any = [field.name for field in table.schema if pa.types.is_string(field.type)]
     out = pa.BufferOutputStream()
     pq.write_table(table, out, compression="zstd", row_group_size=rows, use_dictionary=small)
     return out.getvalue()

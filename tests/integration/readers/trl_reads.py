@@ -19,7 +19,7 @@ sft = SFTTrainer(
     model, args=SFTConfig(output_dir=CACHE, use_cpu=True, report_to=[], max_length=None), train_dataset=chat, processing_class=tokenizer
 )
 rows = datasets.load_dataset("parquet", data_files=ROWS, split="train", cache_dir=CACHE)
-collated = DataCollatorForLanguageModeling(pad_token_id=0)([{name: row[name] for name in ("input_ids", "completion_mask")} for row in rows])
+collated = DataCollatorForLanguageModeling(pad_token_id=0)([{name: row[name] for name in ("input_ids", "labels")} for row in rows])
 seen = {}
 
 

@@ -71,4 +71,5 @@ class StepReport:
             **{name: stats[name] for name in ("stale_groups", "empty_groups", "rollouts_untrained")},
             **{name: stats.get(name) for name in ("resampled_groups", "unused_rollouts")},
             treatments=stats.get("treatments", {}),
+            **{name: value for name, value in stats.items() if name.startswith(("reward/", "call_reward"))},
         )

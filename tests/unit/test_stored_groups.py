@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -14,7 +15,9 @@ from forge_ray.config import Config, load
 from forge_ray.errors import UserError
 from forge_ray.job import stored_groups
 from forge_ray.job.offline import UNKNOWN, Source, StoredBatches, prepare
+from forge_ray.job.step_report import StepReport
 from forge_ray.outcome import Outcome
+from forge_ray.report.metrics import MetricsWriter, read_metrics, read_rows
 from forge_ray.rollout import RolloutRecord
 from forge_ray.run_dir import RunDamaged, RunDir
 from forge_ray.trajectories.split import flat
@@ -188,3 +191,21 @@ def test_paths_of_the_config_are_relative_to_it(tmp_path: Path) -> None:
     (tmp_path / "run.yaml").write_text(yaml.safe_dump(tree))
     found = load(tmp_path / "run.yaml").train.offline
     assert found is not None and found.runs == [str(tmp_path / "runs" / "one"), "s3://bucket/two"]
+
+
+def test_every_named_reward_is_in_the_steps_line_over_the_rollouts_that_have_it(source: Source, tmp_path: Path) -> None:
+    own, plan = prepare(config(), [source])
+    for index, group in enumerate(plan.groups):
+        for stored in group:
+            stored.record.rewards.update({"reward": 1.0} if index else {"reward": 1.0, "format": float(stored.id == "g00000-0.0")})
+    run = RunDir(tmp_path / "named").create()
+    batches = StoredBatches(own, run, plan, [source], None)
+    for step in range(2):
+        batches.form(step)
+    quiet: Any = SimpleNamespace(step=lambda _: None, warn=lambda _: None)
+    with MetricsWriter(run.metrics) as metrics:
+        report = StepReport(run, 1, batches, metrics, quiet)
+        for step in range(2):
+            report.step({"step": step + 1, "version": f"1.{step + 1}", "stats": batches.stats(step)}, {"train_s": 1.0}, {"seconds": 2.0})
+    found = {row["step"]: row.get("reward/format") for row in read_rows(run.metrics)}
+    assert sorted(found.values(), key=str) in ([1 / 3, None], [1 / 3, 1 / 3]) and read_metrics(run.metrics)[0].reward_mean == 0.5

@@ -17,6 +17,7 @@ from typing import Any
 import pytest
 import yaml
 
+from forge_ray.cli.main import main
 from forge_ray.config import Config
 from forge_ray.run_dir import RunDir
 from forge_ray.trajectories.store.reader import StoreReader
@@ -164,3 +165,24 @@ def test_an_offline_run_that_is_killed_and_resumed_trains_what_a_straight_one_do
     assert taught(run) == expected
     again = Training(tmp_path, "--resume", str(run))
     assert again.ended() == 0 and taught(run) == expected, "a finished run has nothing more to train"
+
+
+def test_what_cannot_be_trained_is_refused_in_one_line_and_leaves_nothing(
+    source: RunDir, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "run.yaml"
+    file.write_text(yaml.safe_dump(settings(tmp_path, "local")))
+    for words, said in (
+        (["--from-rollouts", str(tmp_path / "nowhere")], "is no run"),
+        (["--from-rollouts", str(source.root), "--rewards", "yesterday"], "there is no rescore 'yesterday'; give one of recorded, latest"),
+        (
+            ["--from-rollouts", str(source.root), "train.groups_per_step=11"],
+            "10 groups of stored rollouts can be trained, and a step takes 11",
+        ),
+        (["--from-rollouts", str(source.root), "train.loss.stale.versions=1"], "mask by train.loss.stale.kl"),
+        (["--rewards", "latest"], "train.offline.runs is missing"),
+    ):
+        assert main(["train", str(file), *words]) == 2
+        assert said in capsys.readouterr().err
+    assert main(["train", "--resume", str(source.root), "--from-rollouts", str(source.root)]) == 2
+    assert sorted(entry.name for entry in tmp_path.iterdir()) == ["run.yaml"]

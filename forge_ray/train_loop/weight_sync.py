@@ -13,6 +13,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable, Mapping
+from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -94,8 +95,15 @@ async def sync(client: ProxyClient, run: RunDir, path: str, version: str, settin
 
 def _fetch(path: str, node: str) -> Any:
     """A reference to the bytes of a file on `node`, which stay there until somebody else asks for them."""
-    import ray
     from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
+
+    return _reader().options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(path)
+
+
+@cache
+def _reader() -> Any:
+    """The remote function, once: each one made is another for the cluster to keep."""
+    import ray
 
     @ray.remote(num_cpus=0, max_retries=3)
     def read(path: str) -> Any:
@@ -103,4 +111,4 @@ def _fetch(path: str, node: str) -> Any:
 
         return numpy.fromfile(path, dtype=numpy.uint8)
 
-    return read.options(scheduling_strategy=NodeAffinitySchedulingStrategy(node, soft=False)).remote(path)
+    return read

@@ -96,7 +96,7 @@ def test_a_checkpoint_of_adapters_is_exported_merged_or_in_pefts_form(trained: L
     alone = export(trained.run, 2, tmp_path / "adapter", adapter=True)
     base = json.loads((alone / "adapter_config.json").read_text())["base_model_name_or_path"]
     again = peft.PeftModel.from_pretrained(AutoModelForCausalLM.from_pretrained(base), str(alone))
-    np.testing.assert_allclose(score(again.base_model.model), wanted, atol=1e-5)
+    np.testing.assert_allclose(score(again.get_base_model()), wanted, atol=1e-5)
     served = single._with_adapters_merged(directory)
     assert served == trained.run.root / "merged" / "step-000002" and single._with_adapters_merged(served) == served
     for file in merged, alone:

@@ -32,7 +32,7 @@ class Replicated:
         self._model, self._ranks = model.to(device), ranks
         self._device = device
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
-        self.optimizer = adamw(self._parameters, settings)
+        self.optimizer = adamw(self._parameters, settings, torch.optim.AdamW)
 
     @property
     def model(self) -> torch.nn.Module:

@@ -17,7 +17,7 @@ import os
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -46,7 +46,7 @@ class Sharded:
         _prepare(ranks, device)
         import deepspeed
 
-        self.optimizer = adamw(parameters, settings, kind=_Vetoed)
+        self.optimizer = adamw(parameters, settings, _Vetoed)
         self.optimizer.veto = self._leave_out
         configuration = own.merged(_ours(own, max_norm))
         self._engine: Any = deepspeed.initialize(model=model, optimizer=self.optimizer, config=configuration, dist_init_required=False)[0]
@@ -155,7 +155,8 @@ def _prepare(ranks: Ranks, device: torch.device) -> None:
     os.environ.setdefault("DS_ACCELERATOR", device.type)
     if not dist.is_initialized():
         backend = "nccl" if device.type == "cuda" else "gloo"
-        dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+        store = cast(Any, dist).HashStore()
+        dist.init_process_group(backend, store=store, rank=0, world_size=1)
     for name, value in (("RANK", ranks.rank), ("LOCAL_RANK", device.index or 0), ("WORLD_SIZE", ranks.world)):
         os.environ.setdefault(name, str(value))
     import deepspeed.ops

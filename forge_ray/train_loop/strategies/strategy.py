@@ -13,10 +13,14 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import NamedTuple, Protocol, TypeVar
 
 import torch
 from torch import Tensor
+
+from forge_ray.config import Optimizer
+
+AdamWType = TypeVar("AdamWType", bound=torch.optim.AdamW)
 
 
 class Applied(NamedTuple):
@@ -80,6 +84,6 @@ class Strategy(Protocol):
         ...
 
 
-def adamw(parameters: list[torch.nn.Parameter], settings: Any, *, kind: type[torch.optim.AdamW] = torch.optim.AdamW) -> torch.optim.AdamW:
-    """AdamW by the rules of `train.optimizer`."""
+def adamw(parameters: list[torch.nn.Parameter], settings: Optimizer, kind: type[AdamWType]) -> AdamWType:
+    """AdamW (of this class) by the rules of `train.optimizer`."""
     return kind(parameters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from typing import Annotated, Literal
 
 from pydantic import Field
 
@@ -19,6 +19,8 @@ class Sft(Section):
     """Optimizer updates."""
     batch_size: Count = 32
     """Demonstrations per update."""
+    builder: Literal["rows", "tree"] = "rows"
+    """`tree` puts the demonstrations of an update into one trie: what they begin with alike is computed once, with the same gradients."""
     lr: Positive = 3e-3
     """Peak learning rate."""
     betas: tuple[Beta, Beta] = (0.9, 0.98)

@@ -13,7 +13,8 @@ import torch
 
 from forge_ray.config import Sft
 from forge_ray.train_loop import forward, schedule
-from forge_ray.train_loop.losses import Total, sft_loss
+from forge_ray.train_loop.losses import LossInputs, Total, sft_loss
+from forge_ray.train_loop.part import Passes, Work
 from forge_ray.train_loop.ranks import Ranks
 
 BLOCK = 4
@@ -52,7 +53,15 @@ def train(
     report: Callable[[int, float], None],
     autocast: bool = False,
 ) -> float:
-    """`config.steps` updates; calls `report(step, loss)` after each; returns the mean loss of the last tenth."""
+    """`config.steps` updates; calls `report(step, loss)` after each; returns the mean loss of the last tenth.
+
+    Raises `UserError` for a model that tries would not be trained exactly for (`config.builder: tree`)."""
+    passes = Passes(device, max_tokens, ranks, lockstep=ranks.world > 1, autocast=autocast)
+    if config.builder == "tree":
+        from forge_ray.train_loop.tree import model as tree_model
+
+        tree_model.check(model)
+    gradients = _of_trie if config.builder == "tree" else _of_rows
     optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
     source = batches(rows, config.batch_size, seed)
     last: list[float] = []
@@ -62,13 +71,7 @@ def train(
         total = Total(sum(len(row.positions) for row in batch), len(batch))
         for group in optimizer.param_groups:
             group["lr"] = schedule.sft_rate(config, step)
-        loss_sum = torch.zeros(1, dtype=torch.float64)
-        for part in forward.microbatches(mine, max_tokens, device):
-            with torch.autocast(device.type, torch.bfloat16, enabled=autocast):
-                logprobs, _ = forward.token_logprobs(model, part)
-            loss, metrics = sft_loss(logprobs, total=total, describe=part.describe)
-            loss.backward()
-            loss_sum += metrics["loss"]
+        loss_sum = torch.tensor([gradients(model, mine, total, passes)], dtype=torch.float64)
         if ranks.world > 1:
             # The shares add up to the mean over the whole batch; summing the gradients keeps ranks with different numbers of
             # micro-batches in step.
@@ -83,3 +86,33 @@ def train(
             last.append(value)
         report(step + 1, value)
     return sum(last) / len(last)
+
+
+def _of_rows(model: torch.nn.Module, rows: Sequence[forward.Row], total: Total, passes: Passes) -> float:
+    """Add the gradients of this rank's share of an update; the share."""
+    share = 0.0
+    for part in forward.microbatches(rows, passes.max_tokens, passes.device):
+        with passes.cast():
+            logprobs, _ = forward.token_logprobs(model, part)
+        loss, metrics = sft_loss(logprobs, total=total, describe=part.describe)
+        loss.backward()
+        share += metrics["loss"]
+    return share
+
+
+def _of_trie(model: torch.nn.Module, rows: Sequence[forward.Row], total: Total, passes: Passes) -> float:
+    """The same, of the rows as one trie."""
+    from forge_ray.train_loop.tree.forest import forest
+    from forge_ray.train_loop.tree.tries import Tries
+    from forge_ray.trajectories.builders import tree
+
+    shares = []
+
+    def loss(inputs: LossInputs) -> torch.Tensor:
+        value, metrics = sft_loss(inputs.logprobs, total=total, describe=inputs.describe)
+        shares.append(metrics["loss"])
+        return value
+
+    part = Tries(forest(tree.of_sequences([row.ids for row in rows], [row.positions for row in rows])), passes.max_tokens)
+    part.accumulate(Work(model, passes, loss, lambda share, last: share.backward(), step=0, entropy_gradient=False))
+    return sum(shares)

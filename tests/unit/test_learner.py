@@ -385,3 +385,30 @@ def test_sft_learns_its_demonstrations_and_its_order_follows_from_the_seed() -> 
         runs.append(losses)
     assert runs[0] == runs[1]
     assert runs[0][-1][0] == 60 and runs[0][-1][1] < 0.6 * runs[0][0][1]
+
+
+@pytest.mark.parametrize("max_tokens", [10_000, 6])
+def test_sft_on_tries_learns_what_it_learns_on_rows(max_tokens: int) -> None:
+    import pyarrow
+
+    draw = np.random.default_rng(0)
+    ids = [[1, 2, 3, *map(int, draw.integers(3, 6, 4))] for _ in range(12)]  # few different ones: alike to any depth, also wholly
+    masks = [[False, False, True, *(draw.random(4) < 0.6).tolist()] for _ in range(12)]
+    rows = forward.demonstration_rows(pyarrow.table({"ids": ids, "mask": masks}))
+    losses: dict[str, list[float]] = {}
+    for builder in ("rows", "tree"):
+        settings = config(sft={"demonstrations": "d", "steps": 5, "batch_size": 6, "builder": builder}).train.sft
+        assert settings is not None
+        losses[builder] = []
+        sft.train(
+            small_model(),
+            rows,
+            settings,
+            7,
+            rank=0,
+            ranks=Ranks(),
+            device=CPU,
+            max_tokens=max_tokens,
+            report=lambda step, loss, into=losses[builder]: into.append(loss),
+        )
+    assert losses["tree"] == pytest.approx(losses["rows"], rel=1e-5) and len(set(losses["rows"])) == 5

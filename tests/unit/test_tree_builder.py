@@ -7,7 +7,7 @@ from collections import Counter
 from typing import Any
 
 import numpy as np
-import pyarrow as pa
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -15,7 +15,7 @@ from forge_ray.trajectories import builders
 from forge_ray.trajectories.builders import tree as tree_builder
 from forge_ray.trajectories.call import Call
 from forge_ray.trajectories.split import flat, split, tokens
-from forge_ray.trajectories.trajectory import Share, Trajectory
+from forge_ray.trajectories.trajectory import Share, Trajectory, TrajectoryError
 from forge_ray.trajectories.tree_rows import Tree, restrict, trees
 from forge_ray.trajectories.tree_schema import TREE_SCHEMA
 from tests import reference_builders
@@ -186,30 +186,27 @@ def test_the_shares_of_the_ranks_hold_each_emission_in_the_loss_once(step: list[
 @settings(max_examples=100, deadline=None)
 @given(st.lists(st.lists(st.tuples(st.integers(0, 2), st.booleans()), max_size=6), max_size=5))
 def test_demonstrations_share_their_beginnings_and_train_what_their_masks_say(rows: list[list[tuple[int, bool]]]) -> None:
-    table = pa.table(
-        {
-            "ids": pa.array([[token for token, _ in row] for row in rows], pa.list_(pa.int32())),
-            "mask": pa.array([[mask for _, mask in row] for row in rows], pa.list_(pa.bool_())),
-        }
-    )
-    found = trees(tree_builder.of_demonstrations(table))
+    ids = [np.array([token for token, _ in row], np.int64) for row in rows]
+    places = [np.array([place for place, (_, mask) in enumerate(row) if mask and place], np.int64) for row in rows]
+    found = trees(tree_builder.of_sequences(ids, places))
     expected: Counter[tuple[str, tuple[int, ...], int]] = Counter()
     for number, row in enumerate(rows):
-        ids = [token for token, _ in row]
-        expected.update((str(number), tuple(ids[:place]), ids[place]) for place in range(1, len(row)) if row[place][1])
+        text = [token for token, _ in row]
+        expected.update((str(number), tuple(text[:place]), text[place]) for place in range(1, len(row)) if row[place][1])
     assert len(found) == bool(expected)
     for tree in found:
         well_formed(tree)
-        places = zip(tree.owner.tolist(), tree.at.tolist(), tree.token.tolist(), strict=True)
-        assert Counter((tree.rollouts[owner], path(tree, at), token) for owner, at, token in places) == expected
+        emitted = zip(tree.owner.tolist(), tree.at.tolist(), tree.token.tolist(), strict=True)
+        assert Counter((tree.rollouts[owner], path(tree, at), token) for owner, at, token in emitted) == expected
         assert set(tree.weight.tolist()) == set(tree.advantage.tolist()) == {1.0} and set(tree.steps.tolist()) == {-1}
         assert all(map(math.isnan, tree.rewards))
 
 
 def test_two_turns_of_a_demonstration_are_two_calls() -> None:
-    table = pa.table({"ids": [[1, 2, 3, 4, 5]], "mask": [[False, True, True, False, True]]})
-    (tree,) = trees(tree_builder.of_demonstrations(table))
+    (tree,) = trees(tree_builder.of_sequences([np.arange(1, 6)], [np.array([1, 2, 4])]))
     assert tree.token.tolist() == [2, 3, 5] and tree.call.tolist() == [0, 0, 1]
+    with pytest.raises(TrajectoryError, match="sequence 0: nothing predicts its first token"):
+        tree_builder.of_sequences([np.arange(3)], [np.array([0, 2])])
 
 
 def test_advantages_and_weights_are_an_emissions_own() -> None:

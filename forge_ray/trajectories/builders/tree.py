@@ -29,17 +29,16 @@ def build(trajectories: Sequence[Trajectory], *, span: str = "step") -> pa.Table
     return table([_tree(members) for members in together])
 
 
-def of_demonstrations(demonstrations: pa.Table) -> pa.Table:
-    """One trie of a table of demonstrations (`ids`, `mask`: lists of equal length); `rollouts` are their numbers. Emissions have weight and
-    advantage 1, step -1, logprob 0, temperature 1; `call` counts the runs of masked tokens. The first token of a sequence is no emission:
-    nothing predicts it."""
+def of_sequences(sequences: Sequence[np.ndarray], trained: Sequence[np.ndarray]) -> pa.Table:
+    """One trie of sequences that nobody sampled, as demonstrations are: token ids (T,) each, and the places (n,), rising from 1, of its
+    tokens that are trained. `rollouts` are their numbers; emissions have weight and advantage 1, step -1, logprob 0, temperature 1, and
+    `call` counts the runs of trained tokens."""
     trie = Trie()
     ends, emitted, kept = [], [], []
-    for number, (ids, mask) in enumerate(zip(_lists(demonstrations, "ids"), _lists(demonstrations, "mask"), strict=True)):
-        if len(ids) != len(mask):
-            raise TrajectoryError(f"demonstration {number}: {len(ids)} ids and {len(mask)} mask values")
-        places = np.flatnonzero(mask[1:]) + 1
+    for number, (ids, places) in enumerate(zip(sequences, trained, strict=True)):
         if len(places):
+            if places[0] < 1:
+                raise TrajectoryError(f"sequence {number}: nothing predicts its first token")
             kept.append(number)
             ends.append(trie.insert(ROOT, 0, ids.astype(np.int32)))
             emitted.append(places)
@@ -130,10 +129,3 @@ class _Flat:
 
     def tree(self, **columns: object) -> Tree:
         return Tree.in_trie_order(ids=self.ids, sub_end=self.sub_end, position=self.position, **columns)
-
-
-def _lists(table: pa.Table, name: str) -> list[np.ndarray]:
-    column = table.column(name).combine_chunks()
-    lengths = np.asarray(column.value_lengths(), dtype=np.int64)
-    values = column.flatten().to_numpy(zero_copy_only=False)
-    return np.split(values, np.cumsum(lengths)[:-1]) if len(lengths) else []

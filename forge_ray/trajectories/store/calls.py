@@ -10,9 +10,10 @@ only. Log-probabilities are float32, which is what the engine computes them in: 
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -62,15 +63,16 @@ def table(calls: Sequence[Call]) -> pa.Table:
 
 def calls(rows: pa.Table, purpose: str) -> list[Call]:
     """The calls of the rows, which hold whole rollouts of one `purpose`, in the order of the rows."""
-    prompts = expand(rows)
     columns = {name: rows[name].to_pylist() for name in (*_SAME, *_JSON, "rollout", "call") if name != "spans"}
     spans = [None if row is None else [(span["version"], span["first"], span["end"]) for span in row] for row in rows["spans"].to_pylist()]
+    # Lists, not arrays: a prompt shares its parent's integers, so a long session takes memory for its tokens once, and references.
+    prompts = _whole(rows, rows["new"].to_pylist(), columns["ids"], lambda *parts: list(itertools.chain(*parts)))
     found = []
     for at, prompt in enumerate(prompts):
         fields: dict[str, Any] = {name: columns[name][at] for name in _SAME if name != "spans"}
         fields |= {name: None if columns[name][at] is None else json.loads(columns[name][at]) for name in _JSON}
         fields |= {"id": columns["call"][at], "session": columns["rollout"][at], "purpose": purpose}
-        found.append(Call(**fields, spans=spans[at], prompt_ids=prompt.tolist()))
+        found.append(Call(**fields, spans=spans[at], prompt_ids=prompt))
     return found
 
 
@@ -78,11 +80,15 @@ def expand(rows: pa.Table) -> list[np.ndarray]:
     """The whole prompt of each row, int32 (prompt_tokens,); the rows of a rollout's ancestors must be there. Raises `StoreError`.
 
     Rows of several rollouts may stand in any order; `call` names them all."""
+    return _whole(rows, arrays(rows["new"]), arrays(rows["ids"]), lambda *parts: np.concatenate(parts))
+
+
+def _whole(rows: pa.Table, new: Sequence[Any], sampled: Sequence[Any], join: Callable[..., Any]) -> list[Any]:
+    """The prompts of `rows`, put together by `join` from pieces of `new` and `sampled`, which hold a sequence for each row."""
     names, parents = rows["call"].to_pylist(), rows["parent"].to_pylist()
     shared = rows["shared"].to_pylist()
-    new, sampled = arrays(rows["new"]), arrays(rows["ids"])
     place = {name: at for at, name in enumerate(names)}
-    prompts: list[np.ndarray | None] = [None] * len(names)
+    prompts: list[Any] = [None] * len(names)
     for start in range(len(names)):
         chain, at = [], start
         while prompts[at] is None:
@@ -96,8 +102,8 @@ def expand(rows: pa.Table) -> list[np.ndarray]:
                 raise StoreError(f"call {parent}, the parent of {names[at]}, is not among the rows: read whole rollouts")
             at = place[parent]
         for at in reversed(chain):
-            prompts[at] = _joined(at, parents[at], shared[at], new, sampled, prompts, place)
-    return [prompt for prompt in prompts if prompt is not None]
+            prompts[at] = _joined(at, parents[at], shared[at], new, sampled, prompts, place, join)
+    return prompts
 
 
 def arrays(column: pa.ChunkedArray | pa.Array) -> list[np.ndarray]:
@@ -121,35 +127,22 @@ def _clean(value: Any) -> Any:
     return _SURROGATE.sub("\ufffd", value) if isinstance(value, str) else value
 
 
-def steps(rows: pa.Table) -> list[np.ndarray]:
-    """The weight version of each sampled token as a step number, int32 (m,) per row; -1 where the versions are unknown."""
-    from forge_ray.trajectories.call import version_step
-
-    found = []
-    for spans, length in zip(rows["spans"].to_pylist(), rows["ids"].combine_chunks().value_lengths().to_pylist(), strict=True):
-        row = np.full(length, -1, np.int32)
-        for span in spans or ():
-            row[span["first"] : span["end"]] = version_step(span["version"])
-        found.append(row)
-    return found
-
-
 def _joined(
     at: int,
     parent: str | None,
     shared: int,
-    new: Sequence[np.ndarray],
-    sampled: Sequence[np.ndarray],
-    prompts: Sequence[np.ndarray | None],
+    new: Sequence[Any],
+    sampled: Sequence[Any],
+    prompts: Sequence[Any],
     place: Mapping[str, int],
-) -> np.ndarray:
+    join: Callable[..., Any],
+) -> Any:
     if parent is None:
         return new[at]
     before, after = prompts[place[parent]], sampled[place[parent]]
-    assert before is not None
     if shared > len(before) + len(after):
         raise StoreError(f"a call shares {shared} tokens with call {parent}, which has {len(before) + len(after)}")
-    return np.concatenate([before[:shared], after[: max(0, shared - len(before))], new[at]])
+    return join(before[:shared], after[: max(0, shared - len(before))], new[at])
 
 
 def _new(call: Call, known: Mapping[str, Call]) -> list[int]:

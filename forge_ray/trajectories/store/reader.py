@@ -113,7 +113,7 @@ class StoreReader:
         return pa.concat_tables([call_rows.SCHEMA.empty_table(), *tables]).sort_by([("rollout", "ascending"), ("ordinal", "ascending")])
 
     def with_calls(self, purpose: str | None = None) -> Iterator[tuple[RolloutRecord, list[Call]]]:
-        """Every rollout with its calls, file by file: memory holds one file's at a time."""
+        """Every rollout with its calls, file by file: memory holds the rows of one file and the calls of one rollout."""
         have = set(self._files[CALLS.name])
         for file in self._files[ROLLOUTS.name]:
             part = file.partition("/")[2]
@@ -121,13 +121,15 @@ class StoreReader:
             if purpose is not None and kind != purpose:
                 continue
             rows = self._read(file)
-            by_rollout: dict[str, list[Call]] = {}
+            table = call_rows.SCHEMA.empty_table()
             if f"{CALLS.name}/{part}" in have:
                 table = self._read(f"{CALLS.name}/{part}").sort_by([("rollout", "ascending"), ("ordinal", "ascending")])
-                for call in call_rows.calls(table, kind):
-                    by_rollout.setdefault(call.session, []).append(call)
+            places: dict[str, list[int]] = {}
+            for place, name in enumerate(table["rollout"].to_pylist()):
+                places.setdefault(name, []).append(place)
             for record in rollout_rows.records(rows, [kind] * rows.num_rows):
-                yield record, by_rollout.get(record.id, [])
+                mine = places.get(record.id, [])
+                yield record, call_rows.calls(table.slice(mine[0], len(mine)), kind) if mine else []
 
     # ---- samples ----
 

@@ -96,7 +96,7 @@ class Connection(asyncio.Protocol):
 async def connect(base: str) -> Connection:
     """To the host and port of `base`."""
     url = urlsplit(base)
-    _, connection = await asyncio.get_running_loop().create_connection(Connection, url.hostname, url.port)  # type: ignore
+    _, connection = await asyncio.get_running_loop().create_connection(Connection, url.hostname or "127.0.0.1", url.port or 80)
     return connection
 
 

@@ -10,7 +10,6 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from forge_ray.conformance.plan import CONTINUED, Expected, Plan
 from forge_ray.conformance.recording import Reader, RecordedCall
@@ -149,8 +148,8 @@ def _goes_on(plan: Plan, expected: Expected, call: RecordedCall, parent: Recorde
     if parent is None:
         return [Problem("continuation", f"{expected.line} goes on from a call that is not recorded")]
     if None not in (call.prompt, parent.prompt, parent.sampled):
-        whole: Any = _plain(parent.prompt) + _plain(parent.sampled)  # type: ignore[operator]
-        if _plain(call.prompt)[: len(whole)] != whole:
+        whole = [*_plain(parent.prompt), *_plain(parent.sampled)]
+        if [*_plain(call.prompt)][: len(whole)] != whole:
             return [Problem("continuation", f"{expected.line} does not begin with the call that it goes on from")]
     if last is not None and parent.id != last.id and not plan.attempts:
         return [Problem("continuation", f"{expected.line} does not go on from the call before it")]

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+from collections.abc import Awaitable
 from pathlib import Path
 from types import TracebackType
 from typing import TYPE_CHECKING
@@ -152,10 +153,10 @@ class Runtime:
                 return
             await asyncio.wait({starting}, timeout=0.5)
 
-    async def _part(self, what: str, work: object) -> None:
+    async def _part(self, what: str, work: Awaitable[object]) -> None:
         log.info("stopping the %s", what)
         try:
-            await asyncio.wait_for(work, STOP_S + 2)  # type: ignore[arg-type]
+            await asyncio.wait_for(work, STOP_S + 2)
         except Exception as error:
             # Going down must go on; what could not be stopped is said.
             with contextlib.suppress(ValueError):

@@ -11,6 +11,7 @@ import contextlib
 import logging
 import time
 from collections.abc import AsyncIterator, Mapping
+from typing import Any
 
 from forge_ray.report.progress import Progress
 
@@ -24,11 +25,12 @@ PERIOD_S = 10.0
 def waiting() -> str | None:
     """What the connected cluster cannot place at present, in one line; None if there is nothing. Asks the GCS (blocking, milliseconds)."""
     import ray
+    import ray._raylet
     from ray._private import state
-    from ray._raylet import GcsClient  # type: ignore[attr-defined]
     from ray.autoscaler.v2.sdk import get_cluster_resource_state
 
-    now = get_cluster_resource_state(GcsClient(address=ray.get_runtime_context().gcs_address))
+    raylet: Any = ray._raylet  # compiled: no checker sees into it
+    now = get_cluster_resource_state(raylet.GcsClient(address=ray.get_runtime_context().gcs_address))
     parts = [f"{one.count} x {_shape(one.request.resources_bundle)}" for one in now.pending_resource_requests]
     parts += [
         "a group of " + " + ".join(_shape(one.resources_bundle) for one in gang.requests) for gang in now.pending_gang_resource_requests

@@ -112,12 +112,12 @@ class Conversations:
                 kind = "compaction"
             elif found.kind is None and not found.by_header and all(call.kind == "aux" for call in found.calls):
                 kind = "aux"
-        late = (*self._late_side_calls(history, kind), *self._restated(history, read))
+        late: tuple[tuple[str, Kind], ...] = (*self._late_side_calls(history, kind), *self._restated(history, read))
         if history is not None and continues is None and not history.carries_replies:
             # It began again under its first user item, with a summary behind that.
             summary = self._summary(history, history.opening_text(), read)
             late = late if summary is None else (*late, (summary[1].call, "compaction"))
-        return Verdict(found.id, kind, corrections=late)  # type: ignore[arg-type]
+        return Verdict(found.id, kind, corrections=late)
 
     def enter(self, verdict: Verdict, history: History | None, call: Recorded) -> None:
         """Take in a call under `call.conversation` (the verdict's, or a new one)."""

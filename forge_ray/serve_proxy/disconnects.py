@@ -49,7 +49,7 @@ class Disconnects:
 
         # By this version of ASGI a streaming response listens for the disconnect; by later ones it waits for `send` to fail.
         scope = {**scope, "asgi": {**scope.get("asgi", {}), "spec_version": "2.3"}}
-        task: asyncio.Task[None] = asyncio.create_task(self._app(scope, receive_or_gone, send_while_there))  # type: ignore[arg-type]
+        task = asyncio.ensure_future(self._app(scope, receive_or_gone, send_while_there))
         self._running.add(task)
         task.add_done_callback(self._ended)
         try:
@@ -63,7 +63,7 @@ class Disconnects:
                 task.cancel()
             raise
 
-    def _ended(self, task: asyncio.Task[None]) -> None:
+    def _ended(self, task: asyncio.Future[None]) -> None:
         self._running.discard(task)
         if not task.cancelled():
             task.exception()  # what the app raises towards a client that is gone concerns nobody

@@ -170,7 +170,8 @@ class Tee:
             # A whole event: a keep-alive may come before or after it, so nothing need be locked.
             chunk = message.get("body", b"")
             self._note(chunk)
-            self.reply.feed(chunk, False)  # type: ignore[union-attr]
+            if self.reply is not None:
+                self.reply.feed(chunk, False)
             await self._send(message)
             return
         async with self._lock:

@@ -63,12 +63,13 @@ class TurnReader(Protocol):
 
 def difference(before: Turn, after: Turn, tools: Mapping[str, Schema]) -> Difference | None:
     """Where `after` says something else than `before`; None if nowhere. `tools`: schema of the arguments by the tool's name."""
-    for part, one, other in (
+    texts: tuple[tuple[Part, str, str], ...] = (
         ("reasoning", before.reasoning.strip(), after.reasoning.strip()),
         ("text", before.text.strip(), after.text.strip()),
-    ):
+    )
+    for part, one, other in texts:
         if one != other:
-            return Difference(part, parting(one, other), missing=not other)  # type: ignore[arg-type]
+            return Difference(part, parting(one, other), missing=not other)
     if len(before.calls) != len(after.calls):
         return Difference("calls", f"{len(before.calls)} tool calls became {len(after.calls)}", missing=not after.calls)
     for number, ((name, given), (other_name, kept)) in enumerate(zip(before.calls, after.calls, strict=True), start=1):

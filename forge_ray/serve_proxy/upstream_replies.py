@@ -164,7 +164,6 @@ class ChatReply(UpstreamReply):
             said.scored([{"token": token, "logprob": value, "top_logprobs": most}])
 
 
-# type: ignore
 class ResponsesReply(UpstreamReply):
     """OpenAI responses. The last event holds the whole response; what came before counts where the stream is cut."""
 
@@ -193,11 +192,11 @@ class ResponsesReply(UpstreamReply):
                 for part in _list(item.get("content")):
                     said.text += _text(part.get("text"))
                     said.scored(part.get("logprobs"))
-            elif kind == "reasoning":  # type: ignore
+            elif kind == "reasoning":
                 said.reasoning += "".join(_text(part.get("text")) for part in _list(item.get("content")) or _list(item.get("summary")))
             elif kind in ("function_call", "custom_tool_call"):
                 arguments = item.get("arguments", item.get("input"))
-                said.call(place, id=item.get("call_id"), name=item.get("name"), arguments=arguments)  # type: ignore
+                said.call(place, id=item.get("call_id"), name=item.get("name"), arguments=arguments)
         reason = (body.get("incomplete_details") or {}).get("reason")
         said.finish_reason = {"completed": "stop", "incomplete": reason or "incomplete"}.get(str(body.get("status")))
 

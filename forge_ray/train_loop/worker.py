@@ -123,7 +123,8 @@ def _supervised(
 
     from forge_ray.train_loop import forward, sft
 
-    assert config.train.sft is not None and demonstrations is not None
+    recipe = config.train.sft
+    assert recipe is not None and demonstrations is not None
     path = Path(demonstrations)
     table = pyarrow.parquet.read_table(path / "demonstrations.parquet" if path.is_dir() else path, columns=["ids", "mask"])
     rows = forward.demonstration_rows(table)
@@ -133,12 +134,12 @@ def _supervised(
         nonlocal last
         if time.time() - last >= PROGRESS_EVERY_S:
             last = time.time()
-            post({"kind": "progress", "phase": "sft", "detail": f"step {step}/{config.train.sft.steps} loss {loss:.3f}"})  # type: ignore[union-attr]
+            post({"kind": "progress", "phase": "sft", "detail": f"step {step}/{recipe.steps} loss {loss:.3f}"})
 
     loss = sft.train(
         model,
         rows,
-        config.train.sft,
+        recipe,
         config.seed,
         rank=rank,
         ranks=ranks,

@@ -54,6 +54,8 @@ class Serving:
             text=True,
             start_new_session=True,
         )
+        assert self.process.stdin is not None
+        self._input = self.process.stdin
         self._answers: Queue[str] = Queue()
         self._parts: set[psutil.Process] = set()
         threading.Thread(target=self._read, daemon=True).start()
@@ -68,15 +70,16 @@ class Serving:
 
     def __exit__(self, *_: object) -> None:
         parts = self.parts()
-        self.process.stdin.close()  # type: ignore[union-attr]
+        self._input.close()
         try:
             self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()
-        _, alive = psutil.wait_procs(parts, timeout=20)  # type: ignore
-        for process in alive:
-            process.kill()
+        psutil.wait_procs(parts, timeout=20)
+        for process in parts:
+            with contextlib.suppress(psutil.NoSuchProcess):
+                process.kill()
 
     def parts(self) -> list[psutil.Process]:
         """Every process of the cluster that was seen so far: those below this one, Ray's own daemons among them."""
@@ -86,8 +89,8 @@ class Serving:
 
     def ask(self, *command: Any) -> None:
         """Send a command and do not wait for its answer."""
-        self.process.stdin.write(json.dumps(command) + "\n")  # type: ignore[union-attr]
-        self.process.stdin.flush()  # type: ignore[union-attr]
+        self._input.write(json.dumps(command) + "\n")
+        self._input.flush()
 
     def answer(self, seconds: float = 400) -> Any:
         """The next answer. An exception there is a RuntimeError here."""

@@ -35,7 +35,8 @@ def _stopped(command: Command, run: RunDir, directory: Path, record_property) ->
     assert sandboxes(directory) == []
     log = run.log.read_text()
     assert "SIGINT: stopping" in log and "ended: stopped by a signal" in log and "Ray: done" in log
-    session = Path(re.search(r"its logs below (\S+)", log)[1])  # type: ignore[index]
+    (below,) = re.findall(r"its logs below (\S+)", log)
+    session = Path(below)
     end = time.monotonic() + 60
     while session.exists():
         assert time.monotonic() < end, f"{session} was not removed"

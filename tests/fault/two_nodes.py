@@ -40,7 +40,7 @@ async def updates(client: Any, run: Any, head: str) -> dict[str, Any]:
         "versions": [before["version"], moved["version"], after["version"]],
         "stored on": sorted(where),
         "bytes": [told["bytes"], again["bytes"], source.stat().st_size],
-        "current": weight_sync.current(run)["version"],  # type: ignore[index]
+        "current": (weight_sync.current(run) or {}).get("version"),
     }
 
 

@@ -12,6 +12,7 @@ import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
+from typing import Any
 
 import pytest
 
@@ -34,7 +35,7 @@ Results = dict[str, "Future[suite.Result]"]
 def chosen(request: pytest.FixtureRequest) -> list[Plan]:
     """The plans of this session's tests whose program is there."""
     items = [item for item in request.session.items if item.nodeid.startswith(request.node.nodeid + "::")]
-    plans = [item.callspec.params["plan"] for item in items if hasattr(item, "callspec")]  # type: ignore[attr-defined]
+    plans: list[Any] = [item.callspec.params["plan"] for item in items if isinstance(item, pytest.Function) and hasattr(item, "callspec")]
     return [plan for plan in plans if not get(plan.program, dict(plan.options)).check()]
 
 

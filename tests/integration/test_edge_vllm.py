@@ -263,9 +263,10 @@ async def test_official_clients_read_the_replies(rig: EdgeRig) -> None:
     user: list[Any] = [{"role": "user", "content": "say one"}]
     assert (await api.chat.completions.create(model="policy", messages=user)).choices[0].message.content == "one"
     assert (await api.responses.create(model="policy", input="say one")).output_text == "one"
-    assert (await claude.messages.create(model="policy", messages=user, max_tokens=8)).content[0].text == "one"  # type: ignore[union-attr]
+    message = await claude.messages.create(model="policy", messages=user, max_tokens=8)
+    assert [getattr(block, "text", None) for block in message.content] == ["one"]
     async with claude.messages.stream(model="policy", messages=user, max_tokens=7) as stream:
-        assert (await stream.get_final_message()).content[0].text == "one"  # type: ignore[union-attr]
+        assert await stream.get_final_text() == "one"
     async with api.responses.stream(model="policy", input="say one", max_output_tokens=7) as responses:
         assert (await responses.get_final_response()).output_text == "one"
     deltas = [chunk async for chunk in await api.chat.completions.create(model="policy", messages=user, max_tokens=7, stream=True)]

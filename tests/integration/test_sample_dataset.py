@@ -23,6 +23,7 @@ def table(cluster: None):
 def test_a_share_has_the_same_rows_and_needs_no_cpu(table) -> None:
     """Where the train worker and the replicas have taken a small cluster's CPUs there is none left for a task of Ray Data."""
     import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
 
     from forge_ray.train_loop import worker
 
@@ -30,7 +31,7 @@ def test_a_share_has_the_same_rows_and_needs_no_cpu(table) -> None:
     def read(refs: list[Any]) -> list[Any]:
         return forward.rows(schema.conform(worker.share(refs)))
 
-    free = ray.util.placement_group([{"CPU": ray.available_resources()["CPU"]}])  # type: ignore[attr-defined]
+    free = placement_group([{"CPU": ray.available_resources()["CPU"]}])
     ray.get(free.ready(), timeout=60)
     try:
         for part in split.split(table, 2):
@@ -41,7 +42,7 @@ def test_a_share_has_the_same_rows_and_needs_no_cpu(table) -> None:
             ]
             assert len(made) == 4
     finally:
-        ray.util.remove_placement_group(free)  # type: ignore[attr-defined]
+        remove_placement_group(free)
 
 
 def test_a_column_that_is_null_throughout_the_first_file_keeps_its_type(table, tmp_path: Path) -> None:

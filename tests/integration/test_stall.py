@@ -12,7 +12,7 @@ from forge_ray.report.progress import Progress
 
 
 async def test_what_the_cluster_cannot_place_is_named_once(cluster: None, monkeypatch) -> None:
-    import ray
+    from ray.util.placement_group import placement_group, remove_placement_group
 
     monkeypatch.setattr(stall, "QUIET_S", 0.2)
     monkeypatch.setattr(stall, "PERIOD_S", 0.1)
@@ -25,7 +25,7 @@ async def test_what_the_cluster_cannot_place_is_named_once(cluster: None, monkey
                 await asyncio.sleep(0.2)
             await asyncio.sleep(0.5)
             progress.note("waits")
-            wanted = ray.util.placement_group([{"CPU": 1000}])  # type: ignore[attr-defined]
+            wanted = placement_group([{"CPU": 1000}])
             try:
                 for _ in range(300):
                     if "CPU: 1000" in text.getvalue():
@@ -33,7 +33,7 @@ async def test_what_the_cluster_cannot_place_is_named_once(cluster: None, monkey
                     await asyncio.sleep(0.2)
                 await asyncio.sleep(0.5)
             finally:
-                ray.util.remove_placement_group(wanted)  # type: ignore[attr-defined]
+                remove_placement_group(wanted)
     before, line = text.getvalue().split("waits\n")
     assert "Ray waits for room" not in before
     assert line.count("\n") == 1 and "Ray waits for room for a group of {CPU: 1000}; free: " in line and "of 8 CPU" in line

@@ -33,10 +33,11 @@ async def test_the_key_travels_unseen(served: Served, http: httpx.Client, stream
     # All sampled tokens but an end token, which servers do not show.
     shown = len(one.logprobs["logprobs"])
     assert shown >= len(answered.ids) - 1 and one.logprobs["logprobs"] == pytest.approx(answered.logprobs[:shown], abs=1e-6)
-    import ray
+    from ray._private import worker
 
-    key, wrong = os.environ[UPSTREAM_KEY].encode(), []
-    logs = Path(ray._private.worker._global_node.get_session_dir_path()) / "logs"  # type: ignore[union-attr]
+    key, wrong, node = os.environ[UPSTREAM_KEY].encode(), [], worker._global_node
+    assert node is not None
+    logs = Path(node.get_session_dir_path()) / "logs"
     written = [file for folder in (logs, served.run.root) for file in folder.rglob("*") if file.is_file()]
     assert any(file.name.startswith("runtime_env_agent") for file in written)
     for file in written:

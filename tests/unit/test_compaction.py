@@ -33,10 +33,10 @@ def compactor(directory: Path) -> Compactor:
     return Compactor(directory, quiet_s=0)
 
 
-def contents(reader: CallLogReader) -> dict[str, tuple[list[Call], SessionState, list[dict[str, Any]]]]:
+def contents(reader: CallLogReader) -> dict[str, tuple[list[Call], SessionState, list[Any]]]:
     reader.refresh()
     assert reader.problems == []
-    return {name: (reader.session(name), reader.state(name), reader.upstream(name)) for name in sorted(reader.sessions())}  # type: ignore
+    return {name: (reader.session(name), reader.state(name), reader.upstream(name)) for name in sorted(reader.sessions())}
 
 
 def rows(directory: Path, kind: str = "call") -> list[dict[str, Any]]:
@@ -83,11 +83,11 @@ def test_nothing_that_was_logged_is_lost(tmp_path: Path) -> None:
     assert contents(CallLogReader(tmp_path)) == before == contents(kept)
     calls, state, upstream = before["s"]
     assert [call.id for call in calls] == ["a", "b", "lost"] and state.refused_by == {"r0": 2}
-    assert (upstream[0].reply["text"], upstream[0].delivered) == ("x", True)  # type: ignore
+    assert (upstream[0].reply["text"], upstream[0].delivered) == ("x", True)
     # The same events come back, what no column is for included.
     reader = CallLogReader(tmp_path)
     reader.refresh()
-    assert reader._events("s").calls["a"].open is not None and reader._events("s").calls["a"].open["stranger"] == {"x": [1, None]}  # type: ignore
+    assert (reader._events("s").calls["a"].open or {})["stranger"] == {"x": [1, None]}
 
 
 def test_the_columns_say_what_the_schema_says(tmp_path: Path) -> None:

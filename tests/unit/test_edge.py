@@ -20,7 +20,7 @@ from forge_ray.config import Limits
 from tests.unit.edge_app import WINDOW, Rig
 
 CHAT, MESSAGES, RESPONSES, COMPLETIONS = "/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions"
-USER = [{"role": "user", "content": "hi"}]
+USER: list[Any] = [{"role": "user", "content": "hi"}]
 BODIES: dict[str, dict[str, Any]] = {
     CHAT: {"model": "policy", "messages": USER},
     COMPLETIONS: {"model": "policy", "prompt": "hi"},
@@ -66,7 +66,7 @@ async def ask(rig: Rig, path: str, token: Any = None, **extra: Any) -> Any:
         return await api.responses.create(model="policy", input="hi", stream=stream, extra_body=extra)
     if path == COMPLETIONS:
         return await api.completions.create(model="policy", prompt="hi", stream=stream, extra_body=extra)
-    return await api.chat.completions.create(model="policy", messages=USER, stream=stream, extra_body=extra)  # type: ignore[arg-type]
+    return await api.chat.completions.create(model="policy", messages=USER, stream=stream, extra_body=extra)
 
 
 # --- who is calling
@@ -148,7 +148,7 @@ async def test_probes_answer_and_are_no_calls(rig: Rig) -> None:
 
 
 async def test_counting_tokens_is_no_call(rig: Rig) -> None:
-    count = await anthropic_client(rig).messages.count_tokens(model="claude-x", messages=USER)  # type: ignore[arg-type]
+    count = await anthropic_client(rig).messages.count_tokens(model="claude-x", messages=USER)
     assert count.input_tokens == 3 and rig.seen[0]["model"] == "policy" and rig.events() == []
 
 

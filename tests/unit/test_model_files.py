@@ -32,7 +32,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def test_a_whole_model_has_no_problem(model: Path) -> None:
-    assert policy_problem(Policy(model={"path": "m"}), model) is None  # type: ignore[arg-type]
+    assert policy_problem(Policy.model_validate({"model": "m"}), model) is None
     (model / "model.safetensors").rename(model / "model-00001-of-00001.safetensors")
     (model / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"a": "model-00001-of-00001.safetensors"}}))
     assert model_problem(model) is None
@@ -71,7 +71,7 @@ def test_what_is_missing_or_damaged_is_named(model: Path, name: str, content: by
         (model / name).unlink()
     else:
         (model / name).write_bytes(content)
-    problem = policy_problem(Policy(model={"path": "m"}), model)  # type: ignore[arg-type]
+    problem = policy_problem(Policy.model_validate({"model": "m"}), model)
     assert problem is not None and words in problem and str(model) in problem and "\n" not in problem
 
 

@@ -128,10 +128,11 @@ class Finished:
         self.code, self.out, self.err = code, out, err
 
 
-def run(server: Server, workspace: Path, *options: str, instruction: str = "  Write 42 to answer.txt\n") -> Finished:
+def run(server: Server | str, workspace: Path, *options: str, instruction: str = "  Write 42 to answer.txt\n") -> Finished:
     (workspace.parent / "instruction.md").write_text(instruction)
+    url = server if isinstance(server, str) else server.url
     done = subprocess.run(
-        [sys.executable, "-I", "-S", react_program.__file__, "../instruction.md", "--base-url", server.url, "--model", "policy", *options],
+        [sys.executable, "-I", "-S", react_program.__file__, "../instruction.md", "--base-url", url, "--model", "policy", *options],
         cwd=workspace,
         env={"PATH": os.environ["PATH"], "FORGE_RAY_KEY": "t0ken"},
         stdin=subprocess.DEVNULL,
@@ -255,10 +256,7 @@ def test_it_gives_up_after_the_time_for_retries(server: Server, workspace: Path)
 
 
 def test_no_server_at_all(workspace: Path) -> None:
-    class Nobody:
-        url = "http://127.0.0.1:18749/v1"
-
-    assert run(Nobody(), workspace, "--retry-seconds", "0").code == react_program.UNREACHABLE  # type: ignore[arg-type]
+    assert run("http://127.0.0.1:18749/v1", workspace, "--retry-seconds", "0").code == react_program.UNREACHABLE
 
 
 def test_the_last_turn_s_commands_are_run(server: Server, workspace: Path) -> None:

@@ -8,6 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from forge_ray.rollout import Purpose
 from forge_ray.serve_proxy.sessions import Session, Sessions, UnknownSession
 
 SECRET = bytes(range(32))
@@ -15,10 +16,10 @@ SESSIONS = Sessions(SECRET)
 
 
 @given(st.text(min_size=0, max_size=80).filter(lambda text: text.isprintable()), st.sampled_from(["train", "eval"]))
-def test_a_token_gives_back_what_it_was_issued_for(session: str, purpose: str) -> None:
-    token = SESSIONS.issue(session, purpose)  # type: ignore[arg-type]
+def test_a_token_gives_back_what_it_was_issued_for(session: str, purpose: Purpose) -> None:
+    token = SESSIONS.issue(session, purpose)
     assert re.fullmatch("[a-z0-9]+", token)
-    assert Sessions(SECRET).verify(token) == Session(session, purpose)  # type: ignore[arg-type]
+    assert Sessions(SECRET).verify(token) == Session(session, purpose)
 
 
 @given(st.data())

@@ -15,7 +15,7 @@ from typing import Any, Literal
 from urllib.parse import parse_qs
 
 from forge_ray.serve_proxy.dialects import gemini_fields
-from forge_ray.serve_proxy.dialects.base import Dialect, Inner, Overflow, Reply, parse_object
+from forge_ray.serve_proxy.dialects.base import Dialect, Inner, Overflow, Reply, ReplyClass, parse_object
 from forge_ray.serve_proxy.dialects.fields import Json
 from forge_ray.serve_proxy.dialects.refusal import Refusal
 
@@ -94,8 +94,8 @@ class GeminiReply(Reply):
             reason = candidate.get("finishReason")
             if reason is not None:
                 self.complete, self.usage = True, body.get("usageMetadata")
-                stopped = "tool_calls" if self._called else "answer"
-                self.reply = {"STOP": stopped, "MAX_TOKENS": "length"}.get(reason)  # type: ignore[assignment]
+                replies: dict[str, ReplyClass] = {"STOP": "tool_calls" if self._called else "answer", "MAX_TOKENS": "length"}
+                self.reply = replies.get(reason)
 
 
 class Gemini(Dialect):

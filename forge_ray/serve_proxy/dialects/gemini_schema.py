@@ -36,7 +36,7 @@ def json_schema(schema: Any) -> Any:
     found: Json = {}
     for name, value in schema.items():
         if value is not None:
-            found[_CAMEL.get(name, name)] = value  # type: ignore
+            found[_CAMEL.get(name) or name] = value
     order, nullable = found.pop("propertyOrdering", None), found.pop("nullable", None)
     made: Json = {}
     for name, value in found.items():

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 
-from forge_ray.serve_proxy.dialects.base import Dialect, Overflow, Reply, parse_object, without_nonce
+from forge_ray.serve_proxy.dialects.base import Dialect, Overflow, Reply, ReplyClass, parse_object, without_nonce
 from forge_ray.serve_proxy.dialects.fields import ENGINE_FIELDS, FORCED, RENDERING, Fields, Json, is_set, objects, unsupported
 from forge_ray.serve_proxy.dialects.refusal import Refusal
 
@@ -18,7 +18,7 @@ _ERROR_TYPES = {
     503: "overloaded_error",
     529: "overloaded_error",
 }
-_REPLIES = {"end_turn": "answer", "stop_sequence": "answer", "tool_use": "tool_calls", "max_tokens": "length"}
+_REPLIES: dict[str, ReplyClass] = {"end_turn": "answer", "stop_sequence": "answer", "tool_use": "tool_calls", "max_tokens": "length"}
 _NO_TOOLS = "this server runs no tools"
 _FIELDS = Fields(
     honoured={name: RENDERING[name] for name in ("stream", "chat_template_kwargs", "cache_salt")}
@@ -89,7 +89,7 @@ class MessagesReply(Reply):
 
     def _stop(self, reason: str | None) -> None:
         self._stopped = reason is not None
-        self.reply = _REPLIES.get(reason or "")  # type: ignore[assignment]
+        self.reply = _REPLIES.get(reason or "")
 
 
 class Messages(Dialect):

@@ -157,7 +157,8 @@ class Recording:
             masked_by_grammar=masked_by_grammar(params),
         )
         delta = params.output_kind == RequestOutputKind.DELTA
-        inner: AsyncGenerator[RequestOutput, None] = super().generate(prompt, params, call.id, **options)  # type: ignore[misc]
+        engine: Any = super()  # the `EngineClient` that this is mixed into
+        inner: AsyncGenerator[RequestOutput, None] = engine.generate(prompt, params, call.id, **options)
         # The outer generator is closed first, so the engine request is aborted before the call is recorded as cancelled.
         async with aclosing(inner) as raw, aclosing(self.recorder.follow(call, raw, delta=delta)) as outputs:
             async for output in outputs:
@@ -173,7 +174,8 @@ class Recording:
             self.recorder.admission.drop(session)
         calls = self.recorder.calls_of(session)
         if calls:
-            await self.abort([call.id for call in calls])  # type: ignore[attr-defined]
+            engine: Any = self
+            await engine.abort([call.id for call in calls])
             ends = [asyncio.ensure_future(call.done.wait()) for call in calls]
             _, late = await asyncio.wait(ends, timeout=timeout_s)
             for task in late:
@@ -300,7 +302,7 @@ def parse_arguments(config: Config, model_dir: str, seed: int = 0) -> Namespace:
     def refuse(message: str) -> None:
         raise UserError(message, where="policy.engine/policy.server", fix="see vLLM's serve arguments")
 
-    parser.error = refuse  # type: ignore[method-assign,assignment]
+    vars(parser)["error"] = refuse
     args = parser.parse_args(line)
     assert args is not None
     try:
@@ -335,7 +337,8 @@ async def make_app(engine: Engine, args: Namespace) -> Any:
     from vllm.entrypoints.launchers.app import build_app
 
     app = build_app(args, TASKS, engine.model_config)
-    await init_app_state(engine, app.state, args, TASKS)  # type: ignore[arg-type]
+    client: Any = engine
+    await init_app_state(client, app.state, args, TASKS)
     models = app.state.openai_serving_models
     models.is_base_model = models.registry.is_base_model = lambda name: True
     repair(app.state)

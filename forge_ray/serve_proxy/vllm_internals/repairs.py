@@ -30,8 +30,9 @@ def repair(state: Any) -> None:
 @functools.cache
 def prompt_aware(parser: type[Any]) -> type[Any]:
     """A parser class that takes nothing for reasoning where the prompt has ended it, unless the reply opens it anew."""
+    base: Any = parser  # only known when the server has chosen it
 
-    class PromptAware(parser):  # type: ignore[misc]
+    class PromptAware(base):
         _closed = False
 
         def set_prompt_token_ids(self, prompt_token_ids: Sequence[int]) -> None:

@@ -15,6 +15,7 @@ from vllm.outputs import CompletionOutput, RequestOutput, WeightVersionSpan
 from vllm.sampling_params import RequestOutputKind, SamplingParams
 
 from forge_ray.errors import UserError
+from forge_ray.serve_proxy.recording import Recorder
 from forge_ray.serve_proxy.scripted_engine import Rule, Script, ScriptedFault, logprob
 
 TASKS = ("generate",)
@@ -22,6 +23,9 @@ TASKS = ("generate",)
 
 class ScriptedClient(EngineClient):
     """An engine without a model: tokens from a script, everything else as vLLM does it (validation, stop handling, detokenisation)."""
+
+    recorder: Recorder
+    """Of what it is mixed into; its version labels the tokens."""
 
     def __init__(self, vllm_config: Any, rules: list[Rule], chat_template: str | None) -> None:
         from vllm.renderers import renderer_from_config
@@ -96,8 +100,8 @@ class ScriptedClient(EngineClient):
                 if aborted.is_set() or token is None:
                     yield output("abort" if aborted.is_set() else "stop", None, [])
                     return
-                if not starts or starts[-1][0] != self.recorder.version:  # type: ignore[attr-defined]
-                    starts.append((self.recorder.version, position))  # type: ignore[attr-defined]
+                if not starts or starts[-1][0] != self.recorder.version:
+                    starts.append((self.recorder.version, position))
                 entries.append({token: Logprob(logprob(position, token))})
                 ends = (not params.ignore_eos and token == params.eos_token_id) or token in (params.stop_token_ids or ())
                 stop = detokenizer.update([token], ends) or (token if ends and token != params.eos_token_id else None)

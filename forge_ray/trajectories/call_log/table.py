@@ -234,12 +234,8 @@ class PartWriter:
         # Names sort by age, and are new without anybody being asked.
         self._path = folder / f"part-{time.time_ns():020d}.parquet"
         self._hidden = folder / f".{self._path.name}"
-        self._writer = pq.ParquetWriter(
-            self._hidden,
-            SCHEMA,
-            compression="zstd",
-            use_dictionary=[name for name in SCHEMA.names if name not in ("new", "ids", "logprobs")],  # type: ignore
-        )
+        repeated: Any = [name for name in SCHEMA.names if name not in ("new", "ids", "logprobs")]
+        self._writer = pq.ParquetWriter(self._hidden, SCHEMA, compression="zstd", use_dictionary=repeated)
         self._rows: list[dict[str, Any]] = []
         self._bytes = 0
         self._group = 0
@@ -308,7 +304,7 @@ def read_session(part: Part, session: str) -> list[dict[str, Any]]:
             group = file.read_row_group(part.groups[session])
     except (OSError, pa.ArrowException) as error:
         raise ValueError(f"{part.path} cannot be read ({error})") from error
-    found = group.filter(pc.equal(group["session"], session))  # type: ignore[attr-defined]
+    found = group.filter(pc.field("session") == session)
     rows = found.drop_columns(list(_NUMBERS)).to_pylist()
     for column, code in _NUMBERS.items():
         for row, values in zip(rows, _arrays(found[column], code), strict=True):

@@ -123,10 +123,14 @@ async def rescore(
                 part, written = written, written + 1
                 await asyncio.to_thread(rescores.put, where, part, found.rows[part * PART : written * PART])
 
-    async with asyncio.TaskGroup() as group:
-        for _ in range(min(jobs, len(work))):
-            group.create_task(worker())
-    await asyncio.to_thread(rescores.put, where, written, found.rows[written * PART :])
+    workers = [asyncio.create_task(worker()) for _ in range(min(jobs, len(work)))]
+    try:
+        await asyncio.gather(*workers)
+    finally:
+        for one in workers:
+            one.cancel()
+        await asyncio.gather(*workers, return_exceptions=True)  # their sandboxes are gone then
+        rescores.put(where, written, found.rows[written * PART :])  # also of a rescore that is interrupted: what was judged is judged
     return found
 
 

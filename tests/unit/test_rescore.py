@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,8 @@ from typing import Any
 import pytest
 
 from forge_ray.cli.main import main
-from forge_ray.config import Config
+from forge_ray.config import Config, load
+from forge_ray.job.rescore import rescore, stored
 from forge_ray.outcome import Outcome
 from forge_ray.run_dir import RunDir
 from forge_ray.sandboxes.archive import archive_tree
@@ -24,9 +26,10 @@ OUT = "${VERIFIER_DIR:-/logs/verifier}"
 CHECKS = f'#!/bin/sh\n[ "$(cat answer.txt)" = 42 ] && echo 1 > {OUT}/reward.txt || echo 0 > {OUT}/reward.txt\n'
 PRESENT = f"#!/bin/sh\n[ -e answer.txt ] && echo 1 > {OUT}/reward.txt || echo 0 > {OUT}/reward.txt\n"
 ODD = (
-    "#!/bin/bash\nset -e\n"
-    r"""[ -e "$(printf 'caf\351.txt')" ] && [ -p fifo ] && [ "$(readlink out)" = /root ] && [ "$(readlink loop)" = loop ]"""
-    f"\n[ ! -w ro/f ] || [ $(id -u) = 0 ]\necho 1 > {OUT}/reward.txt\nprintf '\\377\\360\\050\\n'; head -c 100000 /dev/urandom\n"
+    "#!/bin/bash\n"
+    r"""if [ -e "$(printf 'caf\351.txt')" ] && [ -p fifo ] && [ "$(readlink out)" = /root ] && [ "$(readlink loop)" = loop ] """
+    f"\\\n && [ $(stat -c %a ro) = 555 ]; then echo 1 > {OUT}/reward.txt; else echo 0 > {OUT}/reward.txt; fi\n"
+    "printf '\\377\\360\\050\\n'; head -c 100000 /dev/urandom\n"
 )
 
 
@@ -91,7 +94,8 @@ def test_a_changed_verifier_judges_again_and_the_old_rewards_stay(run: RunDir, t
 
 def test_odd_names_fifos_and_links_are_in_the_sandbox_again(run: RunDir, tasks: Path, tmp_path: Path) -> None:
     tree = tmp_path / "tree"
-    script = r""": > "$(printf 'caf\351.txt')"; mkfifo fifo; ln -s /root out; ln -s loop loop; mkdir ro; : > ro/f; chmod 444 ro/f; chmod 555 ro"""
+    script = r""": > "$(printf 'caf\351.txt')"; mkfifo fifo; ln -s /root out; ln -s loop loop"""
+    script += "; mkdir ro; : > ro/f; chmod 444 ro/f; chmod 555 ro"
     tree.mkdir()
     assert os.spawnlp(os.P_WAIT, "sh", "sh", "-ec", f"cd {tree}; {script}") == 0
     digest = archive_tree(tree, run.rollouts / "archive")
@@ -145,3 +149,20 @@ def test_what_cannot_be_judged_is_said_and_changes_nothing(run: RunDir, tasks: P
     ):
         assert main(["rollouts", "rescore", str(run.root), *wrong]) == 2
         assert words in capsys.readouterr().err
+
+
+def test_what_was_judged_before_an_interruption_is_kept(run: RunDir, tasks: Path) -> None:
+    for slot in range(4):
+        rollout(run, tasks, slot, "42", 0.0)
+    config = load(run.config)
+    seen: list[str] = []
+
+    def told(row: rescores.Rescored) -> None:
+        seen.append(row.rollout)
+        if len(seen) == 2:
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        asyncio.run(rescore(config, run, stored(config, run), tasks=None, jobs=1, told=told))
+    assert sorted(rows(run)) == seen and len(seen) == 2
+    assert not list((run.root.parent.parent / "boxes").glob("*/*"))

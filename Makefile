@@ -16,7 +16,7 @@ ARGS ?=
 
 export EXTRAS TORCH PYTHON
 
-.PHONY: help env demo test test-harness lint format docs bench bench-seeds bench-proxy bench-soak bench-failures bench-trajectories bench-ingest bench-async bench-sync clean
+.PHONY: help env demo test test-harness lint format docs bench bench-seeds bench-proxy bench-soak bench-failures bench-trajectories bench-tree bench-ingest bench-async bench-sync clean
 
 help: ## List the targets
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
@@ -76,6 +76,9 @@ bench-trajectories: env ## From recorded calls to samples and tries: speed, size
 
 bench-ingest: env ## Rollouts into the store and out again, as a Ray Dataset too: two minutes
 	@exec $(BIN)/python -m benchmarks.ingest $(ARGS)
+
+bench-tree: env ## Training call by call, on chains and on tries: time, memory, gradients; about 6 minutes
+	@exec $(BIN)/python -m benchmarks.tree $(ARGS)
 
 bench-failures: env ## What each failure policy costs in rollouts that are not trained: seconds
 	@exec $(BIN)/python -m benchmarks.failures $(ARGS)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib.util
 import os
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,8 @@ from forge_ray.train_loop.tree.tries import Tries
 from tests.unit import learning
 from tests.unit.tries import CPU, Sampled, by_tree, call_by_call, distance, exact_norms, losses, session, small_model, taken, trie
 
-pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: make env EXTRAS=cpu,smollm2,deepspeed,dev") if (
-    os.environ.get("CI") != "true"
-) else None
+if importlib.util.find_spec("deepspeed") is None and os.environ.get("CI") != "true":
+    pytest.skip("DeepSpeed is not installed: make env EXTRAS=cpu,smollm2,deepspeed,dev", allow_module_level=True)
 
 WORLDS = [2, 4]
 KINDS: dict[str, dict[str, Any]] = {

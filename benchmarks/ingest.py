@@ -49,6 +49,7 @@ def main() -> int:
 def measure(count: int, folder: Path) -> dict[str, Any]:
     """All figures; rows are calls, tokens are new ones: of prompts after what they share, and sampled."""
     figures: dict[str, Any] = {"rollouts": count, "rows": count * CALLS, "tokens": count * CALLS * (PROMPT + REPLY)}
+    written(1, folder / "warm")  # modules are loaded
     store = figures["store"] = written(count, folder / "store")
     lines = figures["json_lines"] = baseline(count, folder / "calls.jsonl")
     whole = whole_prompts()

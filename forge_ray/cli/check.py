@@ -68,6 +68,7 @@ def require(config: Config, *, without: tuple[str, ...] = (), training: bool = T
 def findings(config: Config, *, training: bool = True) -> Iterator[Finding]:
     """Everything that is looked at, in the order in which a person would mend it."""
     yield _packages()
+    yield from _sinks(config)
     if training:
         yield from _learner(config)
     yield _runs(config)
@@ -103,6 +104,13 @@ def _learner(config: Config) -> Iterator[Finding]:
         found = importlib.util.find_spec(package) is not None
         fix = f"install forge-ray with the {extra} extra (make env EXTRAS=cpu,{extra})"
         yield Finding(key, f"{package}{'' if found else ' cannot be imported'}", found, fix=fix)
+
+
+def _sinks(config: Config) -> Iterator[Finding]:
+    from forge_ray.report import sinks
+
+    for error in sinks.missing(config):
+        yield Finding(error.where or "metrics", error.problem, False, fix=error.fix or "leave it out")
 
 
 def _runs(config: Config) -> Finding:
@@ -164,6 +172,7 @@ def _sources(config: Config) -> Iterator[Finding]:
         ("tasks.train", config.tasks.train),
         ("tasks.heldout", config.tasks.heldout),
         ("train.sft.demonstrations", sft.demonstrations if sft else None),
+        ("train.loss.distillation.teacher", distils.teacher if (distils := config.train.loss.distillation) else None),
     ]
     for field, source in named:
         if source is None:

@@ -15,6 +15,7 @@ from forge_ray.config.keys import known_keys
 from forge_ray.config.load import load
 from forge_ray.config.lora import Lora
 from forge_ray.config.loss import Loss
+from forge_ray.config.metrics import Metrics
 from forge_ray.config.optimizer import Optimizer, Sft
 from forge_ray.config.policy import EvalSampling, Policy, Sampling
 from forge_ray.config.proxy import Limits, Proxy, Upstream
@@ -26,7 +27,7 @@ from forge_ray.config.train import Train
 from forge_ray.config.values import Section, Source
 
 __all__ = [
-    "Advantage", "Config", "Credit", "DeepSpeed", "Eval", "EvalSampling", "Harness", "Limits", "Lora", "Loss", "Optimizer", "Policy",
-    "Proxy", "Ray", "Rollouts", "Sampling", "Sandbox", "Section", "Sft", "Source", "Store", "Tasks", "Train", "Upstream", "known_keys",
-    "load",
+    "Advantage", "Config", "Credit", "DeepSpeed", "Eval", "EvalSampling", "Harness", "Limits", "Lora", "Loss", "Metrics", "Optimizer",
+    "Policy", "Proxy", "Ray", "Rollouts", "Sampling", "Sandbox", "Section", "Sft", "Source", "Store", "Tasks", "Train", "Upstream",
+    "known_keys", "load",
 ]  # fmt: skip

@@ -7,6 +7,7 @@ from typing import Annotated
 
 from pydantic import Field, model_validator
 
+from forge_ray.config.metrics import Metrics
 from forge_ray.config.policy import Policy
 from forge_ray.config.proxy import Proxy
 from forge_ray.config.rollouts import Harness, Rollouts, Sandbox, Tasks
@@ -69,6 +70,8 @@ class Config(Section):
     """The learner."""
     eval: Eval = Eval()
     """Held-out evaluation."""
+    metrics: Metrics = Metrics()
+    """Where else the run's numbers go."""
     ray: Ray = Ray()
     """The Ray cluster."""
 

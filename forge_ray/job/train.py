@@ -17,6 +17,7 @@ from forge_ray.job.offline import Source
 from forge_ray.job.run_log import run_log
 from forge_ray.job.runtime import Runtime
 from forge_ray.job.sources import resolve
+from forge_ray.report import sinks
 from forge_ray.report.metrics import MetricsWriter
 from forge_ray.report.phases import PhaseLog
 from forge_ray.report.progress import Progress
@@ -44,7 +45,11 @@ def train(config: Config, run: RunDir, *, resume: bool, sources: Sequence[Source
 
 async def _train(config: Config, run: RunDir, *, resume: bool, sources: Sequence[Source]) -> None:
     phases = PhaseLog(run.phases)
-    with Progress(config.train.steps, title=config.name) as progress, MetricsWriter(run.metrics) as metrics:
+    asked = sinks.makers(config, run)
+    with (
+        Progress(config.train.steps, title=config.name) as progress,
+        MetricsWriter(run.metrics, sinks.Sinks(asked, progress.warn)) as metrics,
+    ):
         async with Runtime(config, run) as runtime:
             progress.phase("Ray", "starting")
             with phases.phase("ray"):

@@ -12,9 +12,12 @@ import math
 import os
 from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+if TYPE_CHECKING:
+    from forge_ray.report.sinks import Sinks
 
 
 class StepMetrics(BaseModel):
@@ -72,11 +75,39 @@ class StepMetrics(BaseModel):
     fork_reason: str | None = None
     """The commonest reason of a fork, after the number of calls that had it."""
     loss: float | None = None
+    """The whole loss, mean over the updates; see docs/algorithms.md for this and the next ones, all means over the trained tokens."""
+    policy_loss: float | None = None
+    """Its objective alone, without KL, entropy and a teacher's term."""
     kl: float | None = None
-    """k3 estimate of KL(policy || reference), mean over tokens."""
+    """Estimate (`train.loss.kl_kind`) of KL(policy || reference)."""
+    reward_kl: float | None = None
+    """That of `reinforce_pp`, which is in the reward."""
+    old_kl: float | None = None
+    """k3 estimate of KL(policy || what sampled the tokens)."""
+    proximal_kl: float | None = None
+    """The same of the policy before the step's first update (`train.loss.old_policy: recomputed`): engine against trainer, staleness."""
+    teacher_kl: float | None = None
+    """Mean of policy − teacher log-probability: reverse KL to the teacher (`train.loss.distillation`)."""
     entropy: float | None = None
+    """Nats per token."""
+    ratio: float | None = None
+    """Policy / old policy."""
+    clip_low: float | None = None
+    """Share of the tokens cut at the lower bound."""
+    clip_high: float | None = None
+    """Share cut at the upper bound."""
+    clip_dual: float | None = None
+    """Share cut by `train.loss.clip_dual`."""
     clip_fraction: float | None = None
     """Share of the tokens whose ratio was clipped."""
+    importance: float | None = None
+    """Importance weight as applied (`train.loss.importance`)."""
+    importance_max: float | None = None
+    """Largest weight of a token or sequence before the cap, over the whole step."""
+    importance_capped: float | None = None
+    """Share of the tokens whose weight was cut or masked."""
+    stale_masked: float | None = None
+    """Share of the tokens that `train.loss.stale` left out."""
     grad_norm: float | None = None
     """Before clipping, mean over the updates."""
     updates: int | None = None
@@ -123,9 +154,10 @@ def finite(value: Any) -> Any:
 
 
 class MetricsWriter:
-    """Appends to a `metrics.jsonl`. One writer at a time: the driver."""
+    """Appends to a `metrics.jsonl`. One writer at a time: the driver. `sinks` are given every line, too."""
 
-    def __init__(self, path: Path) -> None:
+    def __init__(self, path: Path, sinks: Sinks | None = None) -> None:
+        self._sinks = sinks
         path.parent.mkdir(parents=True, exist_ok=True)
         self._file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_APPEND | os.O_CLOEXEC, 0o644)
         data = path.read_bytes()
@@ -141,9 +173,13 @@ class MetricsWriter:
         while data:
             data = data[os.write(self._file, data) :]
         os.fdatasync(self._file)
+        if self._sinks is not None:
+            self._sinks.send(plain)
 
     def close(self) -> None:
         os.close(self._file)
+        if self._sinks is not None:
+            self._sinks.close()
 
     def __enter__(self) -> MetricsWriter:
         return self

@@ -164,4 +164,4 @@ def loss(config: Loss, step: Step) -> tuple[float, list[list[list[float]]], dict
                 most = max([most, *raw])
                 low = config.importance.floor if config.importance.mode == "mask" else 0.0
                 capped += sum(not low <= one <= config.importance.cap for one in raw)
-    return value, gradient, {"importance_max": most, "importance_capped": capped / max(1, tokens), "stale": stale / max(1, tokens)}
+    return value, gradient, {"importance_max": most, "importance_capped": capped / max(1, tokens), "stale_masked": stale / max(1, tokens)}

@@ -62,7 +62,7 @@ def policy_loss(config: Loss, inputs: LossInputs, total: Total) -> tuple[Tensor,
         objective, metrics = corrected[0] * objective, {**metrics, **corrected[1]}
     weights = inputs.weights
     if (kept := stale.keep(config, inputs)) is not None:
-        weights, metrics["stale"] = weights * kept, 1 - kept
+        weights, metrics["stale_masked"] = weights * kept, 1 - kept
     metrics["policy_loss"] = weights * objective
     values = objective
     if (kl := _reference_kl(config, inputs)) is not None:

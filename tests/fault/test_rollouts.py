@@ -140,7 +140,7 @@ def test_a_tool_result_that_fills_the_window(bench: Workbench, task: Any) -> Non
 
 def test_reward_functions_see_the_recorded_tokens_and_their_failures_are_no_rewards(bench: Workbench, task: Any) -> None:
     def with_function(body: str, test: bool) -> RolloutRecord:
-        directory = Path(task(toml='[verifier]\nreward = "judge.py:judge"\ntimeout_sec = 20\n'))
+        directory = Path(task(toml='[verifier]\nreward = "judge.py:judge"\ntimeout_sec = 6\n'))
         (directory / "judge.py").write_text(f"def judge(rollout):\n    {body}\n")
         if not test:
             (directory / "tests" / "test.sh").unlink()
@@ -152,7 +152,7 @@ def test_reward_functions_see_the_recorded_tokens_and_their_failures_are_no_rewa
     assert (record.outcome, record.reward, record.rewards) == (Outcome.OK, 42.0, {"reward": 42.0}), record.detail
     assert record.call_rewards == {call.id: len(call.ids) for call in recorded} and len(recorded) == record.calls > 1
     assert record.ended == Outcome.OK and len(record.reward_digest or "") == 64
-    wrong = {"return float('nan')": "is nan", "while True: pass": "killed at its limit of 20 s", "return 1": "reward_weights"}
+    wrong = {"return float('nan')": "is nan", "while True: pass": "killed at its limit of 6 s", "return 1": "reward_weights"}
     for body, words in wrong.items():
         failed = with_function(body, test=body == "return 1")
         assert (failed.outcome, failed.reward, failed.rewards) == (Outcome.VERIFIER, None, {}) and words in failed.detail, failed.detail

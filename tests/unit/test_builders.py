@@ -171,7 +171,7 @@ def trained_tokens(calls: list[Call], samples: list[Any]) -> Counter[tuple[int, 
     return found
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(sessions(), st.data())
 def test_every_builder_trains_exactly_the_chosen_tokens_each_once(calls: list[Call], data: st.DataObject) -> None:
     chosen = set(data.draw(shares(calls)))
@@ -184,7 +184,7 @@ def test_every_builder_trains_exactly_the_chosen_tokens_each_once(calls: list[Ca
     assert {name: rows(name, calls, chosen) for name in made} == made, "the same again"
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(sessions(), st.data())
 def test_the_builders_give_what_the_lists_by_the_book_give(calls: list[Call], data: st.DataObject) -> None:
     chosen = set(data.draw(shares(calls)))
@@ -192,7 +192,7 @@ def test_the_builders_give_what_the_lists_by_the_book_give(calls: list[Call], da
         assert [vars(row) for row in rows(name, calls, chosen)] == [vars(sample) for sample in by_the_book(calls, chosen)]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(sessions())
 def test_a_chain_is_what_the_engine_saw_in_its_last_call(calls: list[Call]) -> None:
     for sample in chains(calls):
@@ -217,7 +217,7 @@ def totals(table: pa.Table) -> tuple[int, float, float]:
     return trained, float(weight.sum()), float((weight * advantage).sum())
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(steps())
 def test_the_totals_do_not_depend_on_the_builder_and_each_shares_more_than_the_one_before(step: list[tuple[Any, Trajectory]]) -> None:
     trajectories = [one for _, one in step]

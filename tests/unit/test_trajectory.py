@@ -22,7 +22,7 @@ def plain(call: Recorded) -> list[Any]:
     return [value.tolist() if isinstance(value, np.ndarray) else value for value in values]
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(sessions(session="r0"), sessions(session="r1"))
 def test_the_dataset_and_the_calls_give_the_same_trajectories(first: list[Call], second: list[Call]) -> None:
     filled = [calls for calls in (first, second) if calls]
@@ -39,7 +39,7 @@ def test_the_dataset_and_the_calls_give_the_same_trajectories(first: list[Call],
     }
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(sessions())
 def test_a_trie_spells_the_prompt_and_the_whole_of_every_call(calls: list[Call]) -> None:
     trie = Trie()

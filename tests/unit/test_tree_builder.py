@@ -136,7 +136,7 @@ def test_nothing_trained_is_no_row() -> None:
 # --- any step ----------------------------------------------------------------------------------------------------------------------
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=120, deadline=None)
 @given(steps(), st.sampled_from(["step", "rollout"]))
 def test_every_emission_once_behind_exactly_what_the_engine_saw(step: list[tuple[list[Call], Trajectory]], span: str) -> None:
     rows = trees(builders.build("tree", [one for _, one in step], span=span))
@@ -152,7 +152,7 @@ def test_every_emission_once_behind_exactly_what_the_engine_saw(step: list[tuple
         assert whole <= paths[row], "prompt and reply of each call are a path"
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(steps(), st.data())
 def test_the_trie_of_fewer_rollouts_has_their_emissions_and_no_token_too_many(step: list[Any], data: st.DataObject) -> None:
     for tree in trees(builders.build("tree", [one for _, one in step])):
@@ -165,7 +165,7 @@ def test_the_trie_of_fewer_rollouts_has_their_emissions_and_no_token_too_many(st
         assert [len(path(part, index)) - 1 for index in range(len(part))] == part.position.tolist()
 
 
-@settings(max_examples=200, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(steps(), st.integers(1, 4), st.sampled_from(["step", "rollout"]))
 def test_the_shares_of_the_ranks_hold_each_emission_in_the_loss_once(step: list[Any], parts: int, span: str) -> None:
     table = builders.build("tree", [one for _, one in step], span=span)

@@ -9,6 +9,8 @@ from pathlib import Path
 
 from forge_ray.config import Config, load
 from forge_ray.errors import UserError
+from forge_ray.outcome import Outcome
+from forge_ray.rollout import RolloutRecord
 from forge_ray.run_dir import RunDir
 
 DEFAULT_RUNS = Config.model_fields["runs"].default
@@ -35,7 +37,7 @@ def run(arguments: argparse.Namespace) -> int:
         for call in calls:
             call.masked_by_grammar = False
     weights = credit.kind_weights(config.train.credit)
-    chosen = credit.assign(calls, config.train.credit)
+    chosen = credit.assign(calls, config.train.credit, truncated=_truncated(directory, session))
     state = reader.state(session)
     print(f"session {session} of {directory.root} ({state.purpose or 'no call'})")
     try:
@@ -49,6 +51,12 @@ def run(arguments: argparse.Namespace) -> int:
     except BrokenPipeError:  # `| head`
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
+
+
+def _truncated(run: RunDir, session: str) -> bool:
+    """Whether a limit ended the rollout; False where it has no record (yet)."""
+    file = run.rollouts / session / "result.json"
+    return file.is_file() and RolloutRecord.model_validate_json(file.read_bytes()).outcome == Outcome.TRUNCATED
 
 
 def _find(session: str, run: str | None) -> tuple[RunDir, str]:

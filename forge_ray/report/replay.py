@@ -34,7 +34,7 @@ def untrained(call: Call, weights: Mapping[str, float]) -> str:
         return f"kind {call.kind} has weight 0 (train.credit.kind_weights)"
     if call.spans is None or len(call.ids) != len(call.logprobs):
         return "its weight versions or logprobs are unknown"
-    return "out of scope (train.credit.scope)"
+    return "out of scope (train.credit.scope, or of a truncated rollout: train.credit.truncated)"
 
 
 def replay(

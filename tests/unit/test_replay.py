@@ -8,11 +8,14 @@ from pathlib import Path
 import pytest
 
 from forge_ray.cli import replay as command
+from forge_ray.config import Credit
 from forge_ray.errors import UserError
+from forge_ray.outcome import Outcome
 from forge_ray.report.replay import replay
+from forge_ray.run_dir import RunDir
 from forge_ray.trajectories import credit
 from forge_ray.trajectories.call import Call
-from tests.unit.making import make_call
+from tests.unit.making import make_call, make_record
 
 
 def decode(ids: Sequence[int]) -> str:
@@ -90,3 +93,14 @@ def test_sessions_are_named_by_path_by_beginning_and_by_run(tmp_path: Path, monk
         command._one("g", ["g00001-0.0", "g00002-0.0"], by_path[0])
     with pytest.raises(UserError, match="no session 'h'"):
         command._one("h", ["g00001-0.0"], by_path[0])
+
+
+def test_the_record_says_whether_a_limit_ended_the_rollout(tmp_path: Path) -> None:
+    run = RunDir(tmp_path)
+    for name, outcome in (("a.0", Outcome.TRUNCATED), ("b.0", Outcome.OK)):
+        (run.rollouts / name).mkdir(parents=True)
+        (run.rollouts / name / "result.json").write_text(make_record(name, 1.0, outcome=outcome).model_dump_json())
+    assert [command._truncated(run, name) for name in ("a.0", "b.0", "c.0")] == [True, False, False]
+    cut = make_call([1], [2], status="length")
+    chosen = credit.assign([cut], Credit(truncated="finished_calls"), truncated=True)
+    assert any("trained: no, out of scope" in line for line in replay([cut], chosen, credit.KIND_WEIGHTS, decode))

@@ -105,9 +105,10 @@ async def test_a_step_tells_who_waited_for_whom(tmp_path: Path, monkeypatch: pyt
         for step, metrics in enumerate((None, {"wait_s": 1e9, "train_s": 1.0}))
     ]
     subject = driver(tmp_path, events, EndedTrainer(), rollouts={"max_in_flight": 4})
+    parts: Any = subject
     rows, warnings = [], []
-    subject._client.status = status
-    subject._report._metrics.append, subject._progress.warn = rows.append, warnings.append
+    parts._client.status = status
+    parts._report._metrics.append, parts._progress.warn = rows.append, warnings.append
     subject._slots.set(4, time.monotonic())
     await subject.first_weights()
     while not rows:

@@ -54,7 +54,7 @@ format: env ## Format the code
 docs: env ## Write the generated pages of docs/ anew
 	$(BIN)/python -m forge_ray.cli.docs
 
-bench: bench-proxy bench-soak bench-seeds ## All three below: about 35 minutes
+bench: bench-proxy bench-soak bench-seeds bench-async bench-sync bench-trajectories bench-ingest bench-tree bench-failures ## All below: about 50 minutes
 
 bench-seeds: env ## The three learning seeds: about 20 minutes
 	@exec $(BIN)/python -m benchmarks.seeds $(ARGS)

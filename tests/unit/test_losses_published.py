@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from forge_ray.config import Loss
+from forge_ray.config.loss import OWN
 from forge_ray.train_loop.losses import MAXIMA, OBJECTIVES, LossInputs, Total, join, policy_loss
 from tests.unit import loss_oracle
 from tests.unit.loss_oracle import Token
@@ -279,3 +280,13 @@ def test_an_input_that_a_loss_needs_is_asked_for_by_name(config: dict[str, Any],
     del fields[field]
     with pytest.raises(ValueError, match=field):
         policy_loss(made, LossInputs(**fields), Total(9, 1, 1))
+
+
+def test_the_page_has_every_loss_with_what_it_uses_by_itself() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "algorithms.md").read_text()
+    rows = {cells[0].strip("`"): cells for line in page.splitlines() if len(cells := [c.strip() for c in line.strip("|").split("|")]) == 6}
+    assert set(OBJECTIVES) <= set(rows)
+    for name, own in OWN.items():
+        said = rows[name]
+        assert [said[2], said[3]] == [str(own.get("clip_low", "")), str(own.get("clip_high", ""))], name
+        assert said[4] == f"`{own['reduction']}`", name

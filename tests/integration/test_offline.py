@@ -163,8 +163,6 @@ def test_an_offline_run_that_is_killed_and_resumed_trains_what_a_straight_one_do
     last = Training(tmp_path, "--resume", str(run))
     assert last.ended() == 0, last.text
     assert taught(run) == expected
-    again = Training(tmp_path, "--resume", str(run))
-    assert again.ended() == 0 and taught(run) == expected, "a finished run has nothing more to train"
 
 
 def test_what_cannot_be_trained_is_refused_in_one_line_and_leaves_nothing(

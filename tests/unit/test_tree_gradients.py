@@ -130,6 +130,21 @@ def test_gradient_checkpointing_changes_nothing() -> None:
     assert compared(net, calls, losses(), 40) < 1e-9
 
 
+def test_in_bfloat16_it_is_as_near_as_call_by_call_is() -> None:
+    """Both are compared with float32."""
+    net = small_model(dtype=torch.float32)
+    calls = session(np.random.default_rng(18), 0, turns=4, strip=True)
+    one, config = trie(calls), losses()
+    call_by_call(net, calls, config, one.total())
+    exact = taken(net)
+    with torch.autocast("cpu", torch.bfloat16):
+        call_by_call(net, calls, config, one.total())
+    rounded = taken(net)
+    for budget in (40, 4096):
+        by_tree(net, Tries(one, budget), config, one.total(), passes=Passes(CPU, 4096, autocast=True))
+        assert distance(taken(net), exact) < 2 * distance(rounded, exact) < 0.1
+
+
 def test_logits_in_chunks_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("forge_ray.train_loop.tree.head.LOGITS_AT_ONCE", 1)
     monkeypatch.setattr("forge_ray.train_loop.tree.head.ROWS_AT_LEAST", 3)

@@ -29,7 +29,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "zero-2": {"strategy": "deepspeed", "deepspeed": {"zero": 2}},
     "zero-3": {"strategy": "deepspeed", "deepspeed": {"zero": 3}},
 }
-STEPS = 3
+STEPS = 2
 
 
 def rollouts(seed: int = 17) -> list[Sampled]:

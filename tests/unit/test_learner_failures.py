@@ -116,6 +116,24 @@ def test_nan_in_the_record_stops_at_once_by_name(tmp_path: Path) -> None:
     assert unchanged(before, learner)
 
 
+@pytest.mark.parametrize("zero", [0, 3])
+def test_bfloat16_computes_the_step_about_as_float32_does_and_leaves_the_weights_in_float32(tmp_path: Path, zero: int) -> None:
+    own = {"strategy": "deepspeed", "deepspeed": {"zero": zero}} if zero else {}
+    found = []
+    for precision in ("float32", "bfloat16"):
+        settings = learning.config(precision=precision, logprob_bound=0.1, optimizer={"lr": 1e-3}, gradient_checkpointing=True, **own)
+        learner = learning.learner_of(settings, learning.with_model(tmp_path / precision))
+        rows = learning.rollouts(0)
+        for row in rows:
+            row.old_logprobs = np.full(5, -3.0, np.float32)
+            row.steps = np.full(5, -1)
+        found.append(learner.train(Rows(rows)))
+        assert all(value.dtype == torch.float32 for _, value in learner.strategy.tensors())
+    for name in ("loss", "grad_norm", "entropy"):
+        assert found[1][name] == pytest.approx(found[0][name], rel=0.05, abs=0.02)
+        assert found[1][name] != found[0][name], "it is another precision"
+
+
 def settings_of(**train: object) -> Config:
     return learning.config(**train)
 

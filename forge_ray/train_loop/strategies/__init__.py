@@ -20,7 +20,7 @@ def make(train: Train, model: torch.nn.Module, ranks: Ranks, device: torch.devic
     if train.strategy == "deepspeed":
         from forge_ray.train_loop.strategies.deepspeed import Sharded
 
-        return Sharded(model, train.optimizer, train.deepspeed, ranks, device, max_norm=train.optimizer.max_grad_norm)
+        return Sharded(model, train.optimizer, train.deepspeed, ranks, device, bfloat16=train.precision == "bfloat16")
     from forge_ray.train_loop.strategies.ddp import Replicated
 
     return Replicated(model, train.optimizer, ranks, device)

@@ -36,10 +36,10 @@ class Sharded:
     lockstep = True
 
     def __init__(
-        self, model: torch.nn.Module, settings: Optimizer, own: DeepSpeed, ranks: Ranks, device: torch.device, *, max_norm: float
+        self, model: torch.nn.Module, settings: Optimizer, own: DeepSpeed, ranks: Ranks, device: torch.device, *, bfloat16: bool
     ) -> None:
         self.name = f"deepspeed-{own.zero}"
-        self._own, self._ranks, self._device = own, ranks, device
+        self._own, self._ranks, self._device, self._bfloat16 = own, ranks, device, bfloat16
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._limit = float("inf")
         self._seen = float("nan")
@@ -48,7 +48,7 @@ class Sharded:
 
         self.optimizer = adamw(parameters, settings, _Vetoed)
         self.optimizer.veto = self._leave_out
-        configuration = own.merged(_ours(own, max_norm))
+        configuration = own.merged(_ours(own, settings.max_grad_norm, bfloat16))
         self._engine: Any = deepspeed.initialize(model=model, optimizer=self.optimizer, config=configuration, dist_init_required=False)[0]
         self._model = model
 
@@ -81,7 +81,7 @@ class Sharded:
             return model.to(self._device)
         import deepspeed
 
-        return deepspeed.initialize(model=model, config=_base(self._own), dist_init_required=False)[0]
+        return deepspeed.initialize(model=model, config=_base(self._own, self._bfloat16), dist_init_required=False)[0]
 
     def own(self) -> list[Tensor]:
         held: list[Tensor] = []
@@ -129,8 +129,11 @@ class _Vetoed(torch.optim.AdamW):
         return None if self.veto is not None and self.veto() else super().step(closure)
 
 
-def _base(own: DeepSpeed) -> dict[str, Any]:
+def _base(own: DeepSpeed, bfloat16: bool) -> dict[str, Any]:
+    # DeepSpeed turns an autocast around it off. Its own would send the gradients of named modules in bfloat16: no module is named.
+    cast = {"torch_autocast": {"enabled": True, "dtype": "bfloat16", "lower_precision_safe_modules": []}}
     return {
+        **(cast if bfloat16 else {}),
         "train_micro_batch_size_per_gpu": 1,  # DeepSpeed's bookkeeping alone: micro-batches are cut by tokens
         "gradient_accumulation_steps": 1,
         "steps_per_print": 2**31,
@@ -138,9 +141,9 @@ def _base(own: DeepSpeed) -> dict[str, Any]:
     }
 
 
-def _ours(own: DeepSpeed, max_norm: float) -> dict[str, Any]:
+def _ours(own: DeepSpeed, max_norm: float, bfloat16: bool) -> dict[str, Any]:
     return {
-        **_base(own),
+        **_base(own, bfloat16),
         "gradient_clipping": max_norm,
         "zero_allow_untested_optimizer": True,
         "zero_force_ds_cpu_optimizer": False,

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import logging
 import tempfile
 import time
 from collections.abc import Iterator
@@ -155,9 +156,18 @@ def read(count: int, folder: Path) -> dict[str, float]:
 
     ray_env.apply()
     with tempfile.TemporaryDirectory(prefix="ingest") as temporary:
-        ray.init(address="local", num_cpus=2, include_dashboard=False, log_to_driver=False, object_store_memory=2**30, _temp_dir=temporary)
+        ray.init(
+            address="local",
+            logging_level=logging.ERROR,
+            num_cpus=2,
+            include_dashboard=False,
+            log_to_driver=False,
+            object_store_memory=2**30,
+            _temp_dir=temporary,
+        )
         try:
             ray.data.DataContext.get_current().enable_progress_bars = False
+            logging.getLogger("ray.data").setLevel(logging.ERROR)
             reader, seconds = StoreReader(str(folder)), {}
             reader.ray("calls", ["rollout"]).count()  # workers come up
             begin = time.perf_counter()

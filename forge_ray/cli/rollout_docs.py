@@ -77,10 +77,11 @@ def prompt(call, calls):                           # calls: {{call id: row}} of 
 
 ## What it costs
 
-`make bench-ingest` stores 1,000 rollouts of 50 calls, each call with 150 new prompt tokens and a reply of 60, beside JSON lines with the same
-fields and the same differences of prompts. On two cores with other work on them: 6,100 calls a second written, synced (JSON lines 8,600); 2.9
-bytes per new token (16.2; 124 with whole prompts); read by pyarrow 91,000 calls a second (13,600), as `Call`s with their whole prompts 17,000.
-A Ray Dataset of it takes 0.4 s longer to begin. A run writes from one thread beside everything else, about 10 ms per rollout of this size.
+`make bench-ingest` stores 1,000 rollouts of 50 calls, each call with 150 new prompt tokens and a reply of 60, beside JSON lines with the
+same fields and the same differences of prompts. On two cores with other work on them: 6,100 calls a second written, synced (JSON lines
+8,600); 2.9 bytes per new token (16.2; 124 with whole prompts); read by pyarrow 91,000 calls a second (13,600), as `Call`s with their
+whole prompts 17,000. A Ray Dataset of it takes 0.4 s longer to begin. A run writes from one thread beside everything else, about 10 ms
+per rollout of this size.
 
 ## The command
 

@@ -6,26 +6,20 @@ run has a cap. Its last event is a `result`, whose error is the model API's wher
 
 from __future__ import annotations
 
-import json
 from typing import Any, ClassVar
 
-from pydantic import Field
-
-from forge_ray.harnesses.harness import About, Command, Harness, Launch, Options, exit_text, json_lines
+from forge_ray.harnesses.gemini_family import GeminiFamily, GeminiFamilyOptions
+from forge_ray.harnesses.harness import About, Command, Launch, Options
 from forge_ray.harnesses.install.npm import NpmPackage, node
-from forge_ray.harnesses.settings import merge
 
 QWEN = NpmPackage("@qwen-code/qwen-code", "0.24.4", ".bin/qwen")
 
 
-class QwenCodeOptions(Options):
+class QwenCodeOptions(GeminiFamilyOptions):
     """Options of `qwen_code`."""
 
-    settings: dict[str, Any] = Field(default_factory=dict)
-    """Further keys of its `settings.json`, nested as there."""
 
-
-class QwenCode(Harness):
+class QwenCode(GeminiFamily):
     Options: ClassVar[type[Options]] = QwenCodeOptions
     options: QwenCodeOptions
     about = About(
@@ -49,29 +43,10 @@ class QwenCode(Harness):
         env["QWEN_CODE_SUPPRESS_YOLO_WARNING"] = "1"
         if launch.max_output is not None:
             env["QWEN_CODE_MAX_OUTPUT_TOKENS"] = str(launch.max_output)
-        return Command(
-            argv=(*argv, *self.options.arguments, *(() if launch.long else ("-p", launch.instruction))),
-            env={**env, **self.options.environment},
-            home_files={".qwen/settings.json": json.dumps(merge(self._settings(launch), self.options.settings), indent=2)},
-            stdin=launch.instruction if launch.long else None,
-            visible=self.visible(),
-        )
+        return self.command(launch, argv, env, ".qwen", self._settings(launch))
 
     def _settings(self, launch: Launch) -> dict[str, Any]:
         return {
-            "privacy": {"usageStatisticsEnabled": False},
-            "telemetry": {"enabled": False},
-            "general": {"enableAutoUpdate": False},
             "security": {"auth": {"selectedType": "openai"}},
             "model": {"generationConfig": {"contextWindowSize": launch.context_window}},
         }
-
-    def crashed(self, exit_code: int | None, log: str) -> str | None:
-        return None if exit_code in (0, None) or '"type":"result"' in log else exit_text(exit_code, log)
-
-    def no_answer(self, exit_code: int | None, log: str) -> str | None:
-        for event in json_lines(log):
-            error = event.get("error") if event.get("type") == "result" else None
-            if isinstance(error, dict) and str(error.get("message")).startswith("[API Error"):
-                return str(error["message"])[:300]
-        return None

@@ -3,8 +3,8 @@
     prepare everywhere → decide (the run's `weights/current.json` names the version) → commit everywhere
 
 The decision is one durable write. Before it, whatever fails leaves all replicas and the run at the old version; after it, whatever fails
-is repeated until all serve the new one, and a replica that starts loads it before it is healthy. A replica that does not get through a phase
-in time is killed and replaced: one that hangs would hold up the run, and one that comes back late would serve old weights.
+is repeated until all serve the new one, and a replica that starts loads it before it is healthy. A replica that does not get through a
+phase in time is killed and replaced: one that hangs would hold up the run, and one that comes back late would serve old weights.
 """
 
 from __future__ import annotations

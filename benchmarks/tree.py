@@ -34,7 +34,7 @@ METHODS = ("per call", "chain", "tree", "tree in pieces")
 BUILDERS = {"per call": "per_call", "chain": "chain", "tree": "tree", "tree in pieces": "tree"}
 SESSION, STRIPPED, AGENTS, GROUP = "session, 8k", "session, 8k, reasoning stripped", "sub-agents", "64 rollouts, one prompt"
 CASES = (SESSION, STRIPPED, AGENTS, GROUP)
-SHAPES: dict[str, dict[str, int]] = {
+SHAPES: dict[str, dict[str, Any]] = {
     "tiny": {"vocab_size": 2_000, "hidden_size": 128, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
              "head_dim": 32, "intermediate_size": 256},
     "mid": {"vocab_size": 8_000, "hidden_size": 512, "num_hidden_layers": 8, "num_attention_heads": 8, "num_key_value_heads": 4,
@@ -48,7 +48,7 @@ MEMORY, GROUP_SPEED = 3.0, 10.0
 
 
 def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m benchmarks.tree", description=__doc__.partition("\n")[0])
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.tree", description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--json", type=Path, metavar="FILE", help="write the figures")
     parser.add_argument("--strict", action="store_true", help="exit code 1 if a target is missed")
     parser.add_argument("--quick", action="store_true", help="the tiny model and small sessions, for trying")

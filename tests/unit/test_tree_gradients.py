@@ -236,7 +236,7 @@ def test_mixtures_of_experts_are_exact_without_a_balance_loss_and_refused_with_o
 
     torch.manual_seed(0)
     shape = Qwen3MoeConfig(
-        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, head_dim=16, intermediate_size=32,
+        vocab_size=50, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=1, intermediate_size=32,
         moe_intermediate_size=16, num_experts=4, num_experts_per_tok=2, decoder_sparse_step=1, max_position_embeddings=512,
     )  # fmt: skip
     net = Qwen3MoeForCausalLM(shape).train()

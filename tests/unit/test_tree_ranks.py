@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -71,24 +72,20 @@ def train(ranks: Ranks, folder: Path, **own: Any) -> dict[str, Any]:
     )  # fmt: skip
     learner = learning.learner_of(settings, folder, ranks)
     # The same updates whatever the ranks: each minibatch of the whole is shared out.
-    seen = [learner.train(Shared(trie(rollouts(step), "abcde"), 45, ranks=ranks)) for step in range(STEPS)]
+    parts: list[Any] = [Shared(trie(rollouts(step), "abcde"), 45, ranks=ranks) for step in range(STEPS)]
+    seen = [learner.train(part) for part in parts]
     return {"seen": seen, "end": {name: value.clone() for name, value in learner.strategy.tensors()}}
 
 
+@dataclass(frozen=True)
 class Shared(Tries):
     """A part of which this rank takes its share of each minibatch."""
 
-    def __init__(self, forest: Forest, piece_tokens: int, scores: Any = None, *, ranks: Ranks) -> None:
-        super().__init__(forest, piece_tokens, scores or {})
-        object.__setattr__(self, "ranks", ranks)
-
-    def with_scores(self, name: str, values: np.ndarray) -> Shared:
-        return Shared(self.forest, self.piece_tokens, {**self.scores, name: values}, ranks=self.ranks)  # pyright: ignore
+    ranks: Ranks = field(default_factory=Ranks)
 
     def minibatches(self, parts: int, seed: int | str | None = None) -> list[Tries]:
-        ranks: Ranks = self.ranks  # pyright: ignore
         made = super().minibatches(parts, seed)
-        return [part._select(part.forest.owner % ranks.world == ranks.rank) for part in made]
+        return [part.select(part.forest.owner % self.ranks.world == self.ranks.rank) for part in made]
 
 
 @pytest.fixture(scope="module")

@@ -64,7 +64,7 @@ def random_calls(draw: np.random.Generator, vocabulary: int = 50) -> list[Sample
         base = np.zeros(0, np.int64)
         if calls and draw.random() < 0.85:
             base = calls[int(draw.integers(len(calls)))].ids
-            base = base[: int(draw.choice([len(base), draw.integers(1, len(base) + 1)]))]
+            base = base[: int(draw.choice([len(base), int(draw.integers(1, len(base) + 1))]))]
         grown = [*base.tolist(), *draw.integers(0, vocabulary, int(draw.integers(0 if len(base) > 1 else 2, 30))).tolist()]
         mask = draw.random(len(grown)) < draw.choice([0.1, 0.5, 1.0])
         mask[: 1 if draw.random() < 0.5 else max(1, len(base))] = False
@@ -161,7 +161,7 @@ def small_model(kind: str = "qwen3", dtype: torch.dtype = torch.float64, vocabul
         "vocab_size": vocabulary, "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2,
         "head_dim": 8, "intermediate_size": 48, "tie_word_embeddings": True, "max_position_embeddings": 8192, "initializer_range": 0.2,
     }  # fmt: skip
-    model = Qwen3ForCausalLM(Qwen3Config(**shape)) if kind == "qwen3" else LlamaForCausalLM(LlamaConfig(**shape))
+    model: Any = Qwen3ForCausalLM(Qwen3Config(**shape)) if kind == "qwen3" else LlamaForCausalLM(LlamaConfig(**shape))
     return model.to(dtype).train()
 
 

@@ -101,7 +101,7 @@ class _Shared(torch.autograd.Function):
         return tensor.view_as(tensor)
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         held, layer, number = ctx.held
         return held.returned(layer, number, gradient), None, None, None
 

@@ -39,7 +39,7 @@ def attention(query: Tensor, key: Tensor, value: Tensor, past: Sequence[Keys], o
 def flash_attention(query: Tensor, key: Tensor, value: Tensor, past: Sequence[Keys], own: Sequence[Own], scale: float) -> Tensor:
     """By the private kernels."""
     flat = [tensor for keys, values, _ in past for tensor in (keys, values)]
-    return _Flash.apply(query, key, value, tuple(seen for _, _, seen in past), tuple(own), scale, *flat)  # pyright: ignore[reportReturnType]
+    return _Flash.apply(query, key, value, tuple(seen for _, _, seen in past), tuple(own), scale, *flat)
 
 
 class _Flash(torch.autograd.Function):
@@ -69,7 +69,7 @@ class _Flash(torch.autograd.Function):
         return out
 
     @staticmethod
-    def backward(ctx: Any, gradient: Tensor) -> Any:  # pyright: ignore[reportIncompatibleMethodOverride]
+    def backward(ctx: Any, gradient: Tensor) -> Any:
         backward = getattr(torch.ops.aten, f"{_PACKET}_backward")
         query, key, value, out, lse, *past = ctx.saved_tensors
         seen, own, scale = ctx.how

@@ -32,7 +32,7 @@ def block_mask(past: Sequence[Past], own: Sequence[Own], device: torch.device) -
     def visible(_batch: Tensor, _head: Tensor, query: Tensor, key: Tensor) -> Tensor:
         return (first[key] <= query) & (query < until[key])
 
-    return create_block_mask(visible, None, None, own[-1].end, len(until), device=device)  # pyright: ignore[reportArgumentType]
+    return create_block_mask(visible, None, None, own[-1].end, len(until), device=device)
 
 
 def attention(

@@ -87,7 +87,7 @@ def _refuse(what: str) -> None:
 def switched(model: torch.nn.Module) -> Iterator[None]:
     """Within, the model's attention is that of pieces."""
     inner = language_model(model)
-    before = inner.config._attn_implementation
+    before: Any = inner.config._attn_implementation
     inner.set_attn_implementation(NAME)
     try:
         yield

@@ -170,7 +170,8 @@ def program(sub_end: np.ndarray, position: np.ndarray, cuts: Sequence[Cut]) -> P
             operations.append(("f" if cut.twice else "F", number))
             stack.append((number, int(ends[0]), cut.twice))
         else:
-            operations += [("F", number), ("B", number)]
+            operations.append(("F", number))
+            operations.append(("B", number))
         start = end
     if start != len(sub_end):
         raise ValueError(f"the cuts end at {start}, the forest at {len(sub_end)}")

@@ -44,12 +44,12 @@ class Tries:
 
     def minibatches(self, parts: int, seed: int | str | None = None) -> list[Tries]:
         # Each with a forest of its own: tokens computed before an update are not those after it.
-        return [self] if parts == 1 else [self._select(chosen) for chosen in self.forest.shares(parts, seed)]
+        return [self] if parts == 1 else [self.select(chosen) for chosen in self.forest.shares(parts, seed)]
 
     def sampled_by(self, version: int, most: int) -> Tries:
         sequence = self.forest.sequence
         chosen = np.unique(sequence[self.forest.steps == version])[:most]
-        return self._select(np.isin(sequence, chosen))
+        return self.select(np.isin(sequence, chosen))
 
     def with_scores(self, name: str, values: np.ndarray) -> Tries:
         return replace(self, scores={**self.scores, name: values})
@@ -86,7 +86,8 @@ class Tries:
     def _plan(self) -> Any:
         return plan(self.forest.sub_end, self.forest.position, self.piece_tokens)
 
-    def _select(self, emissions: np.ndarray) -> Tries:
+    def select(self, emissions: np.ndarray) -> Tries:
+        """Only these emissions (bool, (E,))."""
         scores = {name: values[emissions] for name, values in self.scores.items()}
         return Tries(self.forest.select(emissions), self.piece_tokens, scores)
 

@@ -313,8 +313,8 @@ def test_two_ddp_ranks_are_one_batch_also_where_one_has_nothing(tmp_path: Path) 
         one.old_logprobs = alone(small("qwen3"), one).detach().numpy()
     total = forward.total([four, ten])
     splits = [[[four], [ten]], [[four, ten], []]]
-    # Forked: a fresh interpreter would import everything again, for longer than the test runs.
-    start_processes(_rank, args=(splits, total, str(tmp_path)), nprocs=2, start_method="fork")
+    # Not forked: a child would hold the locks of threads that it does not have, and now and then wait for them for ever.
+    start_processes(_rank, args=(splits, total, str(tmp_path)), nprocs=2, start_method="spawn")
     model = small("qwen3")
     assert step_loss(model, [four, ten], 10_000, total, Loss()) == pytest.approx(34 / 14, abs=1e-5)
     expected = [parameter.grad for parameter in model.parameters()]

@@ -15,6 +15,7 @@ from __future__ import annotations
 import json
 from collections import defaultdict
 from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -47,8 +48,8 @@ def inputs() -> dict[str, torch.Tensor]:
 
 
 def trl(given: dict[str, torch.Tensor]) -> dict[str, Case]:
-    from trl.trainer.grpo_trainer import GRPOTrainer
-    from trl.trainer.rloo_trainer import RLOOTrainer
+    GRPOTrainer = import_module("trl.trainer.grpo_trainer").GRPOTrainer
+    RLOOTrainer = import_module("trl.trainer.rloo_trainer").RLOOTrainer
 
     def run(trainer: Any, logprobs: torch.Tensor, settings: dict[str, Any], more: dict[str, torch.Tensor]) -> torch.Tensor:
         nothing = torch.zeros(ROWS, 0, dtype=torch.long)
@@ -104,9 +105,9 @@ def trl(given: dict[str, torch.Tensor]) -> dict[str, Case]:
 
 
 def verl(given: dict[str, torch.Tensor]) -> dict[str, Case]:
-    from verl.trainer.ppo import core_algos
-    from verl.trainer.ppo.rollout_corr_helper import compute_rollout_correction_weights
-    from verl.workers.config import ActorConfig
+    core_algos = import_module("verl.trainer.ppo.core_algos")
+    compute_rollout_correction_weights = import_module("verl.trainer.ppo.rollout_corr_helper").compute_rollout_correction_weights
+    ActorConfig = import_module("verl.workers.config").ActorConfig
 
     mask, old = given["mask"], given["old_logprobs"]
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import importlib.util
 import os
 import threading
+import time
 from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -102,16 +104,16 @@ def _records(file: bytes) -> Iterator[bytes]:
 def test_wandb_writes_them_offline(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     needs("wandb")
     monkeypatch.setenv("WANDB_SILENT", "true")
-    run = write(tmp_path, wandb={"mode": "offline", "options": {"tags": ["t"]}})
+    run = write(tmp_path, wandb={"mode": "offline", "options": {"tags": ["t"], "settings": {"disable_git": True, "disable_code": True}}})
     (file,) = (run.root / "wandb").glob("offline-run-*/run-*.wandb")
-    from wandb.proto import wandb_internal_pb2
-
-    seen = []
-    for data in _records(file.read_bytes()):
-        record = wandb_internal_pb2.Record()
-        record.ParseFromString(data)
-        if record.HasField("history"):
-            seen.append({".".join(item.nested_key) or item.key: item.value_json for item in record.history.item})
+    record_type = import_module("wandb.proto.wandb_internal_pb2").Record
+    seen: list[dict[str, str]] = []
+    deadline = time.monotonic() + 60  # the file is another process's, which may end after us
+    while len(seen) < 3 and time.monotonic() < deadline:
+        time.sleep(0.1)
+        records = [record_type.FromString(data) for data in _records(file.read_bytes())]
+        history = [record.history for record in records if record.HasField("history")]
+        seen = [{".".join(item.nested_key) or item.key: item.value_json for item in row.item} for row in history]
     assert [(row["step"], row.get("reward_mean"), row.get("eval/pass_at_1")) for row in seen] == [
         ("1", "0.25", None), ("1", None, "0.5"), ("2", "0.75", None),
     ]  # fmt: skip

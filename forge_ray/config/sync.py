@@ -11,8 +11,8 @@ class Sync(Section):
     """Weight updates of the replicas. See [asynchrony](async.md)."""
 
     pause: Literal["keep", "wait", "abort"] = "keep"
-    """Running calls at the switch: `keep` freezes them, and they go on under the new weights; `wait` lets them end first; `abort` ends them,
-    and the harness asks again."""
+    """Running calls at the switch: `keep` freezes them, and they go on under the new weights; `wait` lets them end first; `abort` ends
+    them, and the harness asks again."""
     backend: Literal["file", "nccl"] = "file"
     """`file`: shared memory on the trainer's node, Ray's object store to others; `nccl`: GPU to GPU (untested)."""
     timeout_s: Positive = 300

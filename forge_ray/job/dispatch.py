@@ -27,9 +27,7 @@ class Dispatch:
         self._load = [0] * len(pools)
 
     @classmethod
-    def start(
-        cls, config: Config, run: RunDir, client: ProxyClient, ended: Callable[[RolloutRecord], None] | None = None
-    ) -> Dispatch:
+    def start(cls, config: Config, run: RunDir, client: ProxyClient, ended: Callable[[RolloutRecord], None] | None = None) -> Dispatch:
         """Make the pool actors of `config.rollouts.pools`."""
         from forge_ray.actors.rollout_pool import start_pools
 

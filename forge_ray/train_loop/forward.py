@@ -205,9 +205,7 @@ def cuts(rows: Sequence[Row], max_tokens: int, *, packed: bool = False) -> list[
     return made
 
 
-def collate(
-    rows: Sequence[Row], device: torch.device | str = "cpu", *, packed: bool = False, scores: Sequence[str] = ()
-) -> Microbatch:
+def collate(rows: Sequence[Row], device: torch.device | str = "cpu", *, packed: bool = False, scores: Sequence[str] = ()) -> Microbatch:
     """One micro-batch of these rows: padded on the right, or packed, longest first. `scores`: which of the rows' scores it has."""
     lengths = [len(row) for row in rows] or [1]
     if packed:

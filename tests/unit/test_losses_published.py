@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 import random
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -61,9 +62,9 @@ def make_step(seed: int, empty: bool = False) -> loss_oracle.Step:
         made, position = [], draw.randint(1, 9)
         for _ in range(draw.randint(1, 5)):
             own = -draw.random() * 3
-            near = [own + draw.gauss(0, 0.4) for _ in range(4)]
+            one, two, three, four = (own + draw.gauss(0, 0.4) for _ in range(4))
             position += draw.choice([1, 1, 1, 4])
-            made.append(Token(own, *near, draw.random() * 2, advantage, weight, draw.randint(0, 3), position))
+            made.append(Token(own, one, two, three, four, draw.random() * 2, advantage, weight, draw.randint(0, 3), position))
         return made
 
     step = []
@@ -98,11 +99,15 @@ def flat(step: loss_oracle.Step, config: Loss) -> dict[str, Tensor]:
     return made
 
 
+def inputs_of(fields: Mapping[str, Any]) -> LossInputs:
+    return LossInputs(**fields)
+
+
 def run(config: Loss, fields: dict[str, Tensor], total: Total, keep: Tensor) -> tuple[float, Tensor, Tensor, dict[str, float]]:
     """Loss of a part, its gradients by all log-probabilities and entropies, its metrics."""
     logprobs, entropy = fields["logprobs"].clone().requires_grad_(), fields["entropy"].clone().requires_grad_()
     part = {name: value[keep] for name, value in {**fields, "logprobs": logprobs, "entropy": entropy}.items()}
-    loss, metrics = policy_loss(config, LossInputs(**part), total)
+    loss, metrics = policy_loss(config, inputs_of(part), total)
     loss.backward()
     assert logprobs.grad is not None
     return loss.item(), logprobs.grad, torch.zeros_like(entropy) if entropy.grad is None else entropy.grad, metrics
@@ -279,7 +284,7 @@ def test_an_input_that_a_loss_needs_is_asked_for_by_name(config: dict[str, Any],
     fields = flat(make_step(1), made)
     del fields[field]
     with pytest.raises(ValueError, match=field):
-        policy_loss(made, LossInputs(**fields), Total(9, 1, 1))
+        policy_loss(made, inputs_of(fields), Total(9, 1, 1))
 
 
 def test_the_page_has_every_loss_with_what_it_uses_by_itself() -> None:

@@ -451,7 +451,7 @@ def test_bubblewrap_that_is_asked_for_and_missing_is_named(tmp_path: Path, monke
 async def test_many_at_once(maker: Maker) -> None:
     maker.task(test=CHECKING, tests={"expected.txt": "42\n"})
 
-    async def rollout(number: int) -> tuple[float, str]:
+    async def rollout(number: int) -> tuple[float | None, str]:
         async with await maker.sandbox(f"g{number}-0.0") as box:
             await box.run(["sh", "-c", f"echo {42 if number % 2 else number} > answer.txt"], deadline_s=LONG)
             digest = await box.archive(maker.root / "archive")

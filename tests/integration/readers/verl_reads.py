@@ -3,10 +3,11 @@
 import json
 import sys
 from pathlib import Path
+from typing import Any
 
 from verl.trainer.ppo.core_algos import agg_loss, compute_grpo_outcome_advantage  # type: ignore[import-not-found]
 
-space = {"FILE": sys.argv[1]}
+space: dict[str, Any] = {"FILE": sys.argv[1]}
 exec(Path(sys.argv[2]).read_text(), space)
 data = space["data"]
 batch = data.batch

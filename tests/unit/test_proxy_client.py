@@ -11,7 +11,22 @@ import pytest
 from forge_ray.serve_proxy import client as module
 from forge_ray.serve_proxy.client import ProxyClient, ProxyUnavailable
 
-Answer = dict[str, Any] | Exception
+Answer = dict[str, Any] | Exception | float
+"""A float: silence for so many seconds."""
+
+
+class Result:
+    """One replica's."""
+
+    def __init__(self, answer: Answer) -> None:
+        self._answer = answer
+
+    async def get_async(self) -> dict[str, Any]:
+        if isinstance(self._answer, float):
+            await asyncio.sleep(self._answer)
+        if isinstance(self._answer, dict):
+            return self._answer
+        raise self._answer if isinstance(self._answer, Exception) else AssertionError("nobody waits so long")
 
 
 class Handle:
@@ -24,13 +39,12 @@ class Handle:
         self.asked += 1
         return self
 
-    async def results_async(self, *, return_exceptions: bool) -> list[Answer]:
-        assert return_exceptions
+    async def _fetch_replica_results_async(self) -> list[Result]:
         answers = self._answers()
         if not isinstance(answers, list):
             await asyncio.sleep(answers)
             return []
-        return answers
+        return [Result(answer) for answer in answers]
 
     async def shutdown_async(self) -> None:
         self.closed = True
@@ -89,16 +103,26 @@ async def test_silence_is_no_answer(client: Client) -> None:
     assert await client.status(timeout_s=60) == [ONE, TWO]
 
 
+async def test_who_answers_is_heard_beside_one_who_does_not(client: Client) -> None:
+    client.give(Handle(lambda: [ONE, TWO]))
+    await client.status(timeout_s=60)
+    client.give(Handle(lambda: [ONE, 3600.0]))
+    client._handle = None
+    with pytest.raises(ProxyUnavailable, match="1 of 2 replicas answered") as raised:
+        await client.status(timeout_s=0.4)
+    assert raised.value.late == {"two"}
+
+
 async def test_what_asking_again_cannot_help_is_raised_at_once(client: Client) -> None:
     handle = Handle(lambda: [ONE, ValueError("misses a tensor")])
     client.give(handle)
     with pytest.raises(ValueError, match="misses a tensor"):
-        await client.update_weights(None, "1.1", timeout_s=60)
+        await client.all("prepare_weights", "1.1", [None], timeout_s=60)
     assert handle.asked == 1
 
 
 @pytest.mark.parametrize(
-    ("answers", "message"), [([ONE, lost()], r"1 of 2 replicas answered \(.*unavailable"), (3600.0, "not all of 2 replicas answered")]
+    ("answers", "message"), [([ONE, lost()], r"1 of 2 replicas answered \(.*unavailable"), (3600.0, "0 of 2 replicas answered")]
 )
 async def test_it_gives_up_with_a_reason(client: Client, answers: list[Answer] | float, message: str) -> None:
     client.give(Handle(lambda: answers))

@@ -28,13 +28,14 @@ class Update:
         self.session, self._url = served.session(name)
 
     async def ask(self, number: int) -> int:
-        """The status of one answer; 0 for one that was cut."""
+        """The status of one answer; 0 for a stream that was cut, or that ends with an error."""
         try:
             body = {**BODY, "stream": number % 2 == 1}
             answer = await self._http.post(f"{self._url}/v1/chat/completions", json=body)
         except httpx.TransportError:
             return 0
-        return answer.status_code if not body["stream"] or "[DONE]" in answer.text else 0
+        whole = "[DONE]" in answer.text and '{"error"' not in answer.text
+        return answer.status_code if not body["stream"] or whole else 0
 
     async def run(self, version: str, pause: Any) -> tuple[list[int], list[Any]]:
         """Statuses of the answers and the calls of the log, by their start."""

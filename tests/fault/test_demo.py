@@ -72,7 +72,7 @@ def test_two_steps_of_the_demo(tmp_path: Path) -> None:
     assert "restarted" not in (run / "run.log").read_text()
 
     report = (run / "report.html").read_text()
-    assert report.count("<article>") == 3 and report.count("<svg") == 2 and "tool_call" in report
+    assert report.count("<article>") == 3 and report.count("<svg") == 4 and "tool_call" in report
 
     calls = CallLogReader(run / "calls")
     calls.refresh()

@@ -147,18 +147,9 @@ def _rescore(arguments: argparse.Namespace) -> int:
 
 def _json(value: Any) -> str:
     """One line; NaN and infinities, which JSON has not, as null."""
-    from math import isfinite
+    from forge_ray.report.metrics import finite
 
-    def plain(value: Any) -> Any:
-        if isinstance(value, float) and not isfinite(value):
-            return None
-        if isinstance(value, dict):
-            return {str(key): plain(item) for key, item in value.items()}
-        if isinstance(value, list | tuple):
-            return [plain(item) for item in value]
-        return value
-
-    return json.dumps(plain(value), ensure_ascii=False, allow_nan=False)
+    return json.dumps(finite(value), ensure_ascii=False, allow_nan=False)
 
 
 def _print(table: Any) -> None:

@@ -13,8 +13,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 
-from forge_ray.rollout import MAX_REWARD, usable
-from forge_ray.tasks.verifier import RewardAmbiguous, RewardNotANumber, RewardNotFinite, Rewards, RewardTooLarge, VerifierError
+from forge_ray.tasks.verifier import RewardAmbiguous, RewardNotANumber, Rewards, VerifierError, short, usable_number
 
 
 class RewardUnnamed(VerifierError):
@@ -42,16 +41,8 @@ def combine(verifier: Mapping[str, float] | None, function: Mapping[str, float] 
 def number(what: str, value: object) -> float:
     """`value` as a usable number. Raises `VerifierError` that begins with `what`."""
     if not isinstance(value, int | float):  # a bool is an int
-        raise RewardNotANumber(f"{what} is {_short(value)} and not a number")
-    try:
-        found = float(value)
-    except OverflowError:
-        found = math.inf
-    if not math.isfinite(found):
-        raise RewardNotFinite(f"{what} is {_short(value)}")
-    if not usable(found):
-        raise RewardTooLarge(f"{what} is {_short(value)}, beyond {MAX_REWARD:g}")
-    return found
+        raise RewardNotANumber(f"{what} is {short(value)} and not a number")
+    return usable_number(what, value)
 
 
 def _only(named: Mapping[str, float], *, of_both: bool) -> float:
@@ -63,10 +54,3 @@ def _only(named: Mapping[str, float], *, of_both: bool) -> float:
     if len(named) == 1:
         return next(iter(named.values()))
     raise RewardAmbiguous(f"there are rewards {', '.join(map(repr, named))}, and none is 'reward': set rollouts.reward_weights")
-
-
-def _short(value: object) -> str:
-    if isinstance(value, int) and value.bit_length() > 1000:
-        return "a very large integer"
-    text = " ".join(repr(value).split())
-    return text if len(text) <= 60 else f"{text[:57]}…"

@@ -123,8 +123,8 @@ def _from_text(content: bytes) -> float:
     if re.fullmatch(r"[+-]?(nan|inf|infinity)", text, re.IGNORECASE):
         raise RewardNotFinite(f"reward.txt holds {text}")
     if not _NUMBER.fullmatch(text):
-        raise RewardMalformed(f"reward.txt holds {_short(text)} and not one number")
-    return _finite("reward.txt", "reward", float(text))
+        raise RewardMalformed(f"reward.txt holds {short(text)} and not one number")
+    return usable_number("reward.txt: 'reward'", float(text))
 
 
 def _from_json(content: bytes) -> Rewards:
@@ -133,16 +133,16 @@ def _from_json(content: bytes) -> Rewards:
     except (ValueError, RecursionError) as error:
         raise RewardMalformed(f"reward.json is not JSON ({' '.join(str(error).split())})") from None
     if not isinstance(value, dict):
-        raise RewardMalformed(f"reward.json holds {_short(value)} and not an object of named numbers")
+        raise RewardMalformed(f"reward.json holds {short(value)} and not an object of named numbers")
     if not value:
         raise RewardEmpty("reward.json holds no reward: {}")
     rewards = {}
     for key, number in value.items():
         if not isinstance(number, int | float):  # a bool is an int
-            raise RewardNotANumber(f"reward.json: {key!r} is {_short(number)} and not a number")
+            raise RewardNotANumber(f"reward.json: {key!r} is {short(number)} and not a number")
         if any("\ud800" <= letter <= "\udfff" for letter in key):
             raise RewardMalformed(f"reward.json: the name {key!r} is no text")
-        rewards[key] = _finite("reward.json", key, number)
+        rewards[key] = usable_number(f"reward.json: {key!r}", number)
     if "reward" in rewards:
         return Rewards(rewards["reward"], rewards)
     if len(rewards) == 1:
@@ -150,18 +150,22 @@ def _from_json(content: bytes) -> Rewards:
     return Rewards(None, rewards)
 
 
-def _finite(file: str, key: str, value: float) -> float:
+def usable_number(what: str, value: float) -> float:
+    """`value` as a float that statistics may be made of. Raises `RewardNotFinite` and `RewardTooLarge`, which begin with `what`."""
     try:
         number = float(value)
     except OverflowError:
         number = math.inf
     if not math.isfinite(number):
-        raise RewardNotFinite(f"{file}: {key!r} is {_short(value)}")
+        raise RewardNotFinite(f"{what} is {short(value)}")
     if not usable(number):
-        raise RewardTooLarge(f"{file}: {key!r} is {_short(value)}, beyond {MAX_REWARD:g}")
+        raise RewardTooLarge(f"{what} is {short(value)}, beyond {MAX_REWARD:g}")
     return number
 
 
-def _short(value: Any) -> str:
-    text = repr(value) if not isinstance(value, int) or value.bit_length() < 1000 else "a very large integer"
+def short(value: object) -> str:
+    """`value` on one line, cut."""
+    if isinstance(value, int) and value.bit_length() > 1000:
+        return "a very large integer"
+    text = " ".join(repr(value).split())
     return text if len(text) <= 60 else f"{text[:57]}…"

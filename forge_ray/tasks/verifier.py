@@ -14,7 +14,6 @@ import re
 import stat
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from forge_ray.errors import ForgeRayError
 from forge_ray.rollout import MAX_REWARD, usable

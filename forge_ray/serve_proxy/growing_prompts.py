@@ -16,6 +16,8 @@ Encoding is the caller's, wherever it likes; everything here belongs to one thre
 from __future__ import annotations
 
 import re
+import sys
+from array import array
 from bisect import bisect_right
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Iterable, Mapping
@@ -26,8 +28,8 @@ PROMPTS = 4
 """Prompts kept of a session: one for each conversation that goes on at the same time."""
 BUDGET = 256 * 2**20
 """Bytes of all prompts kept."""
-BYTES_PER_ID = 40
-"""Of a token id: a reference and a number."""
+MARK_BYTES = 80
+"""Of what is known of one mark in a prompt, about."""
 BLOCK = 4096
 """Characters compared at a time."""
 
@@ -67,7 +69,8 @@ class Prompt:
     """A prompt that was tokenised."""
 
     text: str
-    ids: list[int]
+    ids: array[int]
+    """Ten times smaller than a list, so that many long sessions fit the budget."""
     ends: list[int] = field(default_factory=list)
     """Characters up to and with each mark, rising."""
     counts: list[int] = field(default_factory=list)
@@ -117,21 +120,20 @@ class GrowingPrompts:
         return Plan(session, text, text[prompt.ends[cut] - self._length(prompt, cut) :], prompt, cut)
 
     def keep(self, plan: Plan, encoded: list[int]) -> list[int]:
-        """The ids of the plan's text, from those of its `rest`; they are kept for the session's next prompt and must not be changed."""
+        """The ids of the plan's text, from those of its `rest`; they are kept for the session's next prompt."""
         if self._pattern is None:
             return encoded
-        prompt = Prompt(plan.text, encoded)
+        prompt = Prompt(plan.text, array("i", encoded))
         start = 0
         if plan.parent is not None:
             parent, upto = plan.parent, plan.cut + 1
             count = parent.counts[plan.cut]
-            prompt.ids = parent.ids[:count]
-            prompt.ids += encoded[1:]
+            prompt.ids = parent.ids[:count] + prompt.ids[1:]
             prompt.ends, prompt.counts = parent.ends[:upto], parent.counts[:upto]
             start = parent.ends[plan.cut]
         self._mark(prompt, start)
         self._store(plan, prompt)
-        return prompt.ids
+        return encoded if plan.parent is None else prompt.ids.tolist()
 
     def forget(self, session: str) -> None:
         """Let go of a session's prompts."""
@@ -160,7 +162,7 @@ class GrowingPrompts:
         kept = self._sessions.setdefault(plan.session, [])
         self._sessions.move_to_end(plan.session)
         parent = plan.parent
-        prompt.size = len(prompt.text) + BYTES_PER_ID * len(prompt.ids)
+        prompt.size = sys.getsizeof(prompt.text) + prompt.ids.itemsize * len(prompt.ids) + MARK_BYTES * len(prompt.ends)
         # The one that it goes on from has served; where it goes another way early, both may go on.
         if parent is not None and plan.cut * 2 >= len(parent.ends):
             self._drop(kept, parent)

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre_tokenizers, trainers
 
-from forge_ray.serve_proxy.growing_prompts import BLOCK, GrowingPrompts, common, marks
+from forge_ray.serve_proxy.growing_prompts import BLOCK, BUDGET, GrowingPrompts, common, marks
 
 CORPUS = [
     "the quick brown fox jumps over the lazy dog",
@@ -116,6 +116,18 @@ def test_what_is_kept_is_bounded() -> None:
     for number in range(50):
         prompts.forget(f"s{number}")
     assert prompts.used == 0
+
+
+def test_many_long_sessions_fit_the_budget() -> None:
+    """64 of 128k tokens, which are used in turns: none goes before its next turn."""
+    text = "word and more " * 24_000
+    prompts = GrowingPrompts({END: 7})
+    for turn in range(2):
+        for number in range(64):
+            plan = prompts.plan(f"s{number}", text + END + "x" * turn)
+            assert (plan.rest == END + "x") == (turn == 1)
+            prompts.keep(plan, [7, 1] if turn else [1] * 128_000 + [7])
+    assert prompts.used <= BUDGET
 
 
 def test_side_conversations_keep_their_own() -> None:

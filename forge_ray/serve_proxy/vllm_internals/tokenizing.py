@@ -28,7 +28,8 @@ def reuse_tokens(renderer: Any) -> GrowingPrompts | None:
     backend.no_padding()
 
     def encode(text: str) -> list[int]:
-        return backend.encode(text, add_special_tokens=False).ids
+        # Unlike `encode` it lets other threads run meanwhile, the event loop's above all, and computes no offsets.
+        return backend.encode_batch_fast([text], add_special_tokens=False)[0].ids
 
     found = marks(backend.get_added_tokens_decoder().values(), encode)
     probe = "a\n " + "".join(f"{text} é b\n\n {text}c" for text in found)

@@ -18,7 +18,7 @@ from forge_ray.trajectories.call import Call
 from forge_ray.trajectories.call_log import CallLogReader, CallLogWriter, SessionState
 from forge_ray.trajectories.call_log.compactor import Compacted, Compactor
 from forge_ray.trajectories.call_log.segments import segments
-from tests.unit.test_call_log import delivery, ended, opened, read, whole, write
+from tests.unit.log_events import delivery, ended, opened, read, whole, write
 
 
 def closed(session: str, t: float = 9.0) -> dict[str, Any]:

@@ -14,8 +14,8 @@ from forge_ray.job.library import Recordings
 from forge_ray.rollout import RolloutRecord
 from forge_ray.run_dir import RunDir
 from forge_ray.trajectories.call_log import CallLogReader, CallLogWriter
+from tests.unit.log_events import whole, write
 from tests.unit.making import make_record
-from tests.unit.test_call_log import whole, write
 from tests.unit.test_compaction import closed
 
 

@@ -16,7 +16,7 @@ from forge_ray.serve_proxy.recovery import Recovery
 from forge_ray.serve_proxy.session_index import SessionIndex
 from forge_ray.trajectories.call_log import CallLogReader, CallLogWriter
 from forge_ray.trajectories.call_log.compactor import Compactor
-from tests.unit.test_call_log import delivery, ended, opened, whole, write
+from tests.unit.log_events import delivery, ended, opened, whole, write
 from tests.unit.test_compaction import closed, refused
 
 LIMITS = Limits(calls=3)

@@ -33,7 +33,10 @@ def difference(before: str, after: str, schema: Schema | None = None) -> str | N
     (parsed, one), (also, other) = load(before), load(after)
     if not parsed or not also:
         return None if not parsed and not also and one == other else "they are no JSON on one side" if parsed != also else "their text"
-    return _difference(one, other, schema or {}, "")
+    try:
+        return _difference(one, other, schema or {}, "")
+    except RecursionError:
+        return "their text (they are nested too deeply to compare)"
 
 
 def same(one: Any, other: Any) -> bool:

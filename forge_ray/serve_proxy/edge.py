@@ -152,6 +152,15 @@ class Edge:
         self.under_way.enter(caller.session.session)
         try:
             await self._serve(caller, caller.session, scope, headers, client, send)
+        except RecursionError:
+            if client.passed_on:
+                raise
+            await self._refuse(caller, "body", Refusal(400, "The request body is nested too deeply"), scope, client, send)
+        except Exception:
+            if client.passed_on:
+                raise
+            logger.exception("%s could not be judged (%s)", caller.path, request_id)
+            await self._refusals.respond(caller, self._refusals.engine_failure(caller), scope, client.replay(b""), send)
         finally:
             client.close()
             self.under_way.leave(caller.session.session)
@@ -263,6 +272,7 @@ class Edge:
     async def _pass_on(self, caller: Caller, tee: Tee, inner: Inner, scope: Scope, body: bytes, client: Client) -> None:
         """Let the app answer. What it raises is answered in the dialect's shape while nothing has been sent; a response that has begun
         is cut by the exception, so that the client cannot take it for whole."""
+        client.passed_on = True
         try:
             await self._app(inner_scope(scope, inner.path, body), client.replay(body), inner.wrap(tee.send))
         except Exception:

@@ -34,6 +34,8 @@ class Client:
     def __init__(self, receive: Receive) -> None:
         self._receive = receive
         self._left = asyncio.Event()
+        self.passed_on = False
+        """An answer may have begun: what is raised from then on cuts it."""
         self._watch: asyncio.Task[None] | None = None
 
     @property
@@ -285,11 +287,10 @@ class Tee:
 
 
 def inner_scope(scope: Scope, path: str, body: bytes) -> Scope:
-    """`scope` for the app: the path inside the session's prefix, headers that fit `body`, and no request id of the client's."""
+    """`scope` for the app: the path inside the session's prefix, and of the headers those that fit `body`. None of the client's: vLLM takes
+    a request's id, priority and place in the engine from some."""
     root = scope.get("root_path", "")
-    dropped = (b"content-length", b"transfer-encoding", b"content-type", b"x-request-id")
-    headers = [(name, value) for name, value in scope["headers"] if name.lower() not in dropped]
-    headers += [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     # With a newer version of the protocol Starlette does not listen for the client's leaving while it streams.
     asgi = {**scope.get("asgi", {"version": "3.0"}), "spec_version": "2.3"}
     return {**scope, "asgi": asgi, "path": f"{root}{path}", "raw_path": f"{root}{path}".encode(), "headers": headers}

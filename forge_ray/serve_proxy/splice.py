@@ -89,7 +89,7 @@ def continuation(tree: PromptTree, prompt: np.ndarray, request: Request, reader:
         for call in ranked:
             if _take(found, _exact(call, prompt, request) or _compare(call, prompt, call.rendered, (), request, reader)):
                 return found
-        anchor = anchor or (ranked[0] if ranked else None)
+        anchor = anchor or next((call for call in ranked if _fits(call, request)), None)
         if any(len(call.ids) for call in ranked):
             break
     if anchor is not None:
@@ -125,9 +125,14 @@ def _ranked(calls: Sequence[Recorded], request: Request) -> list[Recorded]:
 
 def _exact(call: Recorded, prompt: np.ndarray, request: Request) -> _Splice | None:
     end = call.rendered + len(call.ids)
-    if not len(call.ids) or end > len(prompt) or call.media != request.media[: len(call.media)]:
+    if not len(call.ids) or end > len(prompt) or not _fits(call, request) or call.media != request.media[: len(call.media)]:
         return None
     return _Splice(call, end) if np.array_equal(prompt[call.rendered : end], call.ids) else None
+
+
+def _fits(call: Recorded, request: Request) -> bool:
+    """Whether the prompt may go on from what was used for `call`: images have their places in the prompt as it was rendered."""
+    return call.plain or not request.media
 
 
 def _merged(reader: TurnReader, prompt: np.ndarray, at: int, ending: np.ndarray) -> bool:

@@ -255,11 +255,11 @@ class _Exchange:
         self._http_status = refusal.status
         if self._started:
             raise StreamCut(refusal.message)
-        self._started = True
+        self._started = self._client.passed_on = True
         await self._refusals.respond(self._caller, refusal, self._scope, self._client.replay(b""), self._send)
 
     async def _start(self, headers: list[tuple[bytes, bytes]]) -> None:
-        self._started = True
+        self._started = self._client.passed_on = True
         await self._send({"type": "http.response.start", "status": self._http_status, "headers": headers})
 
     async def _body_part(self, chunk: bytes, *, last: bool = False) -> None:

@@ -103,18 +103,19 @@ class Target:
         return json.dumps({**body, **changed}, ensure_ascii=False).encode(errors="surrogatepass") if changed else raw
 
     def _logprobs(self, dialect: str, body: Json) -> Json:
-        most = self.settings.top_logprobs
+        most, given = self.settings.top_logprobs, body.get("top_logprobs")
+        more = most > (given if isinstance(given, int) else 0)
         if dialect == "chat":
             if body.get("logprobs") is False:
                 return {}  # the harness says that it does not want them
             asked = {} if body.get("logprobs") else {"logprobs": True}
-            return asked | ({"top_logprobs": most} if most > (body.get("top_logprobs") or 0) else {})
+            return asked | ({"top_logprobs": most} if more else {})
         if dialect == "completions":
             return {"logprobs": most} if body.get("logprobs") is None else {}
         if dialect == "responses":
             included = body.get("include") or []
             asked = {} if not isinstance(included, list) or _LOGPROBS in included else {"include": [*included, _LOGPROBS]}
-            return asked | ({"top_logprobs": most} if most > (body.get("top_logprobs") or 0) else {})
+            return asked | ({"top_logprobs": most} if more else {})
         return {}
 
     def returned(self, headers: Iterable[tuple[str, str]]) -> list[tuple[bytes, bytes]]:

@@ -96,20 +96,28 @@ def test_any_interleaving_and_any_cut_gives_right_calls_or_none(
     assert {call.id for session in reader.sessions() for call in reader.session(session)} == set(happened)
     for session in reader.sessions():
         for call in reader.session(session):
-            _is_part_of(call, expected[call.id], happened[call.id])
+            _is_part_of(call, expected[call.id], happened[call.id], _gone_on_from(order[:whole], expected))
     (directory / "r0.jsonl").write_bytes(content)  # the rest arrives
     reader.refresh()
     for name, events in {event["call"]: [e["event"] for e in order if e["call"] == event["call"]] for event in order}.items():
         (call,) = (c for c in reader.session(expected[name].session) if c.id == name)
-        _is_part_of(call, expected[name], events)
+        _is_part_of(call, expected[name], events, _gone_on_from(order, expected))
 
 
-def _is_part_of(call: Call, whole: Call, happened: list[str]) -> None:
+def _gone_on_from(events: list[dict[str, Any]], expected: dict[str, Call]) -> set[str]:
+    """Calls of which a prompt holds all: their replies have arrived."""
+    parents = [(event["parent"], event["shared"]) for event in events if event["event"] == "open" and event["parent"] is not None]
+    return {name for name, shared in parents if expected[name].ids and shared == len(expected[name].prompt_ids + expected[name].ids)}
+
+
+def _is_part_of(call: Call, whole: Call, happened: list[str], gone_on_from: set[str]) -> None:
     assert call.prompt_ids == whole.prompt_ids and call.session == whole.session
     end = [event for event in happened if event in ("finished", "length", "cancelled", "failed")]
     assert call.status == (end[0] if end else "open")
     assert call.ids == (whole.ids if end else []) and len(call.logprobs) == len(call.ids)
-    if "delivered" not in happened and "undelivered" not in happened:
+    if call.id in gone_on_from and call.status in ("finished", "length"):
+        assert call.delivered
+    elif "delivered" not in happened and "undelivered" not in happened:
         assert call.delivered is None and not call.trainable
     else:
         assert call.delivered is ("delivered" in happened)

@@ -97,6 +97,44 @@ def test_an_equal_request_at_another_replica_supersedes(tmp_path: Path) -> None:
     assert {call.id: call.superseded_by for call in read(tmp_path).session("s")} == {"a": "b", "b": None}
 
 
+def test_of_equal_requests_the_last_counts_whichever_replica_died(tmp_path: Path) -> None:
+    """A replica that is killed under a repeated request leaves no word of what that replaced."""
+    events = [opened("a", "s", [1], t=1, request_sha256="same"), ended("a", [2]), delivery("a")]
+    write(tmp_path / "one.jsonl", [*events, opened("b", "s", [1], t=2, request_sha256="same")])
+    write(tmp_path / "two.jsonl", [opened("c", "s", [1], t=3, request_sha256="same", replica="r1"), ended("c", [3]), delivery("c")])
+    calls = {call.id: call for call in read(tmp_path).session("s")}
+    assert {call.id: call.superseded_by for call in calls.values()} == {"a": "b", "b": "c", "c": None}
+    assert [name for name, call in calls.items() if call.trainable] == ["c"]
+
+
+def test_equal_requests_that_both_went_on_are_no_retries(tmp_path: Path) -> None:
+    """Two sub-agents that are started alike, while a third such request is given up by its harness."""
+    events = []
+    for number, name in enumerate("abc"):
+        events += [opened(name, "s", [1], t=number, request_sha256="same"), ended(name, [2 + number], t=5 + number), delivery(name)]
+    events += [{"event": "superseded", "call": name, "by": by, "t": 9.0} for name, by in (("a", "b"), ("b", "c"))]
+    write(tmp_path / "r0.jsonl", events)
+    assert [call.superseded_by for call in read(tmp_path).session("s")] == ["b", "c", None]
+    for name, parent, t in (("d", "a", 10), ("e", "b", 11)):
+        events += [opened(name, "s", [7], parent=parent, shared=2, t=t), ended(name, [8], t=t + 5), delivery(name)]
+    write(tmp_path / "r0.jsonl", events)
+    calls = {call.id: call for call in read(tmp_path).session("s")}
+    assert {name: call.superseded_by for name, call in calls.items()} == dict.fromkeys("abde") | {"c": "b"}
+    assert [name for name, call in calls.items() if call.trainable] == ["a", "b", "d", "e"]
+
+
+@pytest.mark.parametrize("told", [None, "undelivered"])
+@pytest.mark.parametrize(("shared", "status", "arrived"), [(2, "finished", True), (1, "finished", False), (2, "cancelled", False)])
+def test_a_reply_that_a_prompt_goes_on_from_has_arrived(tmp_path: Path, told: str | None, shared: int, status: str, arrived: bool) -> None:
+    """The replica died before it could say so, or the client closed its connection before it had read the end."""
+    events = [opened("a", "s", [1]), ended("a", [2], event=status)]
+    events += [] if told is None else [delivery("a", event=told)]
+    events += [opened("b", "s", [7], parent="a", shared=shared, t=3)]
+    write(tmp_path / "r0.jsonl", events)
+    first = read(tmp_path).session("s")[0]
+    assert (first.delivered is True, first.trainable) == (arrived, arrived)
+
+
 def test_state(tmp_path: Path) -> None:
     refused = {"event": "refused", "session": "s", "reason": "overflow", "status": 400, "dialect": "chat", "path": "/", "t": 5.0}
     events = [

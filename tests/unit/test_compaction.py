@@ -251,6 +251,27 @@ def test_a_part_that_cannot_be_read_is_named(tmp_path: Path) -> None:
     assert [problem.file for problem in fresh.problems] == [part] and fresh.session("t")[0].trainable
 
 
+def test_no_flipped_byte_of_a_part_changes_what_is_trained(tmp_path: Path) -> None:
+    for number, session in enumerate("stu"):
+        chance = random.Random(session)
+        ids = [chance.randrange(50_000) for _ in range(300)]
+        events = [opened(session, session, ids), ended(session, ids[:100], logprobs=[-chance.random() for _ in range(100)])]
+        write(tmp_path / f"r{number}.jsonl", [*events, delivery(session), closed(session)])
+    part = compactor(tmp_path).run().part
+    assert part is not None
+
+    def trained() -> set[tuple[Any, ...]]:
+        reader = read(tmp_path)
+        calls = [call for session in reader.sessions() for call in reader.session(session) if call.trainable]
+        return {(*call.prompt_ids, *call.ids, *call.logprobs) for call in calls}
+
+    content, right = part.read_bytes(), trained()
+    assert len(right) == 3
+    for at in range(2, len(content), 61):
+        part.write_bytes(content[:at] + bytes([content[at] ^ 4]) + content[at + 1 :])
+        assert trained() <= right, at
+
+
 def test_the_log_is_bounded_and_parquet_is_smaller(tmp_path: Path) -> None:
     async def run() -> None:
         log, moving = (

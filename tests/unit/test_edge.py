@@ -354,6 +354,22 @@ async def test_a_nonce_in_front_of_the_system_prompt_does_not_end_the_prefix(rig
     assert rig.seen[2]["system"].startswith("request-id")
 
 
+async def test_no_header_of_the_clients_reaches_vllm(rig: Rig) -> None:
+    """It would take the request's id, its priority and its place in the engine from there."""
+    real, scopes = rig.edge._app, []
+
+    async def look(scope: Any, receive: Any, send: Any) -> None:
+        scopes.append(scope)
+        await real(scope, receive, send)
+
+    rig.edge._app = look
+    given = {"x-request-id": "r", "x-vllm-priority": "-9", "x-data-parallel-rank": "3", "x-session-id": "s", "authorization": "Bearer x"}
+    async with client(rig) as http:
+        answer = await http.post(f"/s/{rig.token()}{CHAT}", json=BODIES[CHAT], headers=given)
+    assert answer.status_code == 200
+    assert [sorted(name for name, _ in scope["headers"]) for scope in scopes] == [[b"content-length", b"content-type"]]
+
+
 async def test_a_session_that_closes_while_the_body_comes(rig: Rig) -> None:
     async def body() -> AsyncIterator[bytes]:
         yield json.dumps(BODIES[CHAT]).encode()

@@ -287,6 +287,20 @@ def test_a_prompt_with_images_is_never_spliced() -> None:
     assert session.ask(render([USER, reply("hello"), USER]), media=("image:3",)).splice == "fork"
 
 
+def test_a_prompt_with_images_is_given_as_it_was_rendered() -> None:
+    """The engine finds the images by their places in it."""
+    session = Session()
+    turn(session, pieces("he", "llo", END), "hello")
+    session.answer(encode("hello") + pieces(END))
+    for messages in ([USER, reply("hello"), MORE, reply("hello"), MORE], [USER, reply("hello"), MORE, MORE]):
+        rendered = render(messages)
+        seen = session.ask(rendered, media=("image:1",))
+        assert list(seen.prompt) == rendered and seen.splice == "fork", seen.reason
+        session.answer(encode("hello") + pieces(END))
+        assert session.ask(render([*messages, reply("hello"), MORE]), media=("image:1",)).splice == "exact"
+        session.answer(pieces(END), "failed")
+
+
 def test_a_second_way_on_from_one_reply_is_a_fork() -> None:
     session = Session()
     turn(session, encode("hello") + pieces(END), "hello")

@@ -78,6 +78,8 @@ def chat_request(body: Json, model: str) -> tuple[Json, list[str]] | Refusal:
         first = error.errors()[0]
         at = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"]).removeprefix(".")
         return Refusal(400, f"Invalid value at '{at}': {first['msg']}", at)
+    except AttributeError:  # the types take the value of an enum for a text
+        return Refusal(400, "Invalid value: a name is wanted where something else was given")
     return made, list(dict.fromkeys([*gemini_fields.unheeded(plain), *unknown]))
 
 

@@ -156,6 +156,7 @@ def _without_hosted_tools(body: Json) -> bool:
     body["tools"] = kept
     if not kept:
         del body["tools"]
-        if str((body.get("tool_choice") or {}).get("type")) in ("auto", "none"):
+        choice = body.get("tool_choice")
+        if isinstance(choice, dict) and choice.get("type") in ("auto", "none"):
             del body["tool_choice"]
     return True

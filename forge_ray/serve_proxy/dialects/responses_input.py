@@ -88,15 +88,19 @@ def adapt(body: Json) -> bool:
     if not isinstance(tools, list) and not found:
         return changed
     old = tools if isinstance(tools, list) else []
-    declared = {(tool.get("type"), tool.get("name")) for tool in objects(old)}
-    later: dict[Any, Json] = {}  # what is declared already, or found twice, is there once
+    declared = {_key(tool) for tool in objects(old)}
+    later: dict[str, Json] = {}  # what is declared already, or found twice, is there once
     for tool in found:
-        if (key := (tool.get("type"), tool.get("name"))) not in declared:
+        if (key := _key(tool)) not in declared:
             later.setdefault(key, tool)
     new_tools = [_tool(tool) for tool in (*old, *later.values()) if not (isinstance(tool, dict) and hosted(tool))]
     if len(new_tools) != len(old) or any(new is not tool for new, tool in zip(new_tools, old, strict=True)):
         body["tools"], changed = new_tools, True
     return changed
+
+
+def _key(tool: Json) -> str:
+    return repr((tool.get("type"), tool.get("name")))
 
 
 def _tool(tool: Any) -> Any:

@@ -34,7 +34,7 @@ def calls(session: SessionEvents, *, quarantined: bool) -> list[Call]:
                 raise
     for call in found:
         call.quarantined = quarantined
-    _supersede_across_replicas(found)
+    _judge(found)
     return found
 
 
@@ -166,12 +166,31 @@ def _call(session: SessionEvents, events: CallEvents, prompts: dict[str, list[in
     )
 
 
-def _supersede_across_replicas(calls: Iterable[Call]) -> None:
-    """Mark the earlier of two equal requests that reached different replicas: neither replica knew of the other's call."""
-    latest: dict[str, Call] = {}
-    for call in sorted(calls, key=lambda call: call.opened):
-        earlier = latest.get(call.request_sha256)
-        if earlier is not None and earlier.replica != call.replica and earlier.superseded_by is None:
-            earlier.superseded_by = call.id
-        if call.request_sha256:
-            latest[call.request_sha256] = call
+def _judge(calls: Iterable[Call]) -> None:
+    """Decide which replies the harness took, by what it sent afterwards.
+
+    A reply that a later prompt goes on from did arrive, whatever was or could not be logged of its delivery. Of equal requests those count
+    whose replies were gone on from (sub-agents that were started alike), else the last one (a retry), also where no replica saw both.
+    """
+    calls = sorted(calls, key=lambda call: call.opened)
+    by_id = {call.id: call for call in calls}
+    ends = {call.id: len(call.prompt_ids) + len(call.ids) for call in calls if call.ids}
+    taken: set[str] = set()
+    equal: dict[str, list[Call]] = {}
+    for call in calls:
+        before = by_id[call.parent] if call.parent is not None and call.shared == ends.get(call.parent) else None
+        if before is not None:
+            taken.add(before.id)
+        # Several calls behind one request (tools that the server runs) go on from one another.
+        if call.request_sha256 and (before is None or before.request_sha256 != call.request_sha256):
+            equal.setdefault(call.request_sha256, []).append(call)
+    for call in calls:
+        if call.id in taken:
+            call.superseded_by = None
+            if call.status in ("finished", "length"):
+                call.delivered = True
+    for same in equal.values():
+        kept = [call for call in same if call.id in taken] or same[-1:]
+        for call, following in zip(same, [*same[1:], kept[-1]], strict=True):
+            if call not in kept:
+                call.superseded_by = following.id

@@ -235,7 +235,7 @@ class PartWriter:
         self._path = folder / f"part-{time.time_ns():020d}.parquet"
         self._hidden = folder / f".{self._path.name}"
         repeated: Any = [name for name in SCHEMA.names if name not in ("new", "ids", "logprobs")]
-        self._writer = pq.ParquetWriter(self._hidden, SCHEMA, compression="zstd", use_dictionary=repeated)
+        self._writer = pq.ParquetWriter(self._hidden, SCHEMA, compression="zstd", use_dictionary=repeated, write_page_checksum=True)
         self._rows: list[dict[str, Any]] = []
         self._bytes = 0
         self._group = 0
@@ -300,7 +300,7 @@ def read_part(path: Path) -> Part:
 def read_session(part: Part, session: str) -> list[dict[str, Any]]:
     """The rows of `session`, token ids and logprobs as arrays. Raises `ValueError` where the file cannot be read."""
     try:
-        with pq.ParquetFile(part.path) as file:
+        with pq.ParquetFile(part.path, page_checksum_verification=True) as file:
             group = file.read_row_group(part.groups[session])
     except (OSError, pa.ArrowException) as error:
         raise ValueError(f"{part.path} cannot be read ({error})") from error
@@ -323,7 +323,9 @@ def _arrays(column: pa.ChunkedArray, code: str) -> Iterator[array[Any] | None]:
 def sessions_of(part: Part, calls: set[str]) -> dict[str, str]:
     """The session of each of `calls` that is in the part."""
     try:
-        table = pq.read_table(part.path, columns=["call", "session"], filters=[("call", "in", list(calls))])
+        table = pq.read_table(
+            part.path, columns=["call", "session"], filters=[("call", "in", list(calls))], page_checksum_verification=True
+        )
     except (OSError, pa.ArrowException) as error:
         raise NoPart(f"{part.path} cannot be read ({error})") from error
     return dict(zip(table["call"].to_pylist(), table["session"].to_pylist(), strict=True))

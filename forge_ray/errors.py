@@ -7,6 +7,16 @@ defined there and derive from `ForgeRayError`.
 
 from __future__ import annotations
 
+import re
+
+_SURROGATE = re.compile("[\ud800-\udfff]")
+
+
+def one_line(text: str) -> str:
+    """`text` on one line, as any file can hold it: half a surrogate pair, which stands for a byte of a file name that is no UTF-8, becomes
+    U+FFFD."""
+    return _SURROGATE.sub("\ufffd", " ".join(text.split()))
+
 
 class ForgeRayError(Exception):
     """Base of every error that ForgeRay raises on purpose."""
@@ -18,4 +28,4 @@ class UserError(ForgeRayError):
     def __init__(self, problem: str, *, where: str | None = None, fix: str | None = None) -> None:
         self.problem, self.where, self.fix = problem, where, fix
         line = f"{where}: {problem}" if where else problem
-        super().__init__(" ".join((f"{line}; {fix}" if fix else line).split()))
+        super().__init__(one_line(f"{line}; {fix}" if fix else line))

@@ -9,8 +9,9 @@ from __future__ import annotations
 from collections.abc import Iterable
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict, Field, field_validator
 
+from forge_ray.errors import one_line
 from forge_ray.outcome import Outcome
 
 Purpose = Literal["train", "eval"]
@@ -81,7 +82,9 @@ class RolloutRecord(BaseModel):
     task_digest: str | None = None
     """`sha256:…` of the task's files when it ran, see `forge_ray.tasks.digest`."""
     image_digest: str | None = None
-    """Of the container image that the sandbox ran; None: it ran none."""
+    """`sha256:…` of what the sandbox's image is built from, the task's `environment/`: see `forge_ray.tasks.digest`."""
+    image_base: str | None = None
+    """The image that its Dockerfile begins with, as it names it. A process sandbox does not run it."""
     harness_version: str | None = None
     """The program's packages and versions, or its file's sha256."""
     workspace_digest: str | None = None
@@ -95,3 +98,9 @@ class RolloutRecord(BaseModel):
     """Unix seconds."""
     seconds: dict[str, float] = Field(default_factory=dict)
     """Wall seconds by phase: `create`, `harness`, `archive`, `verify`, `total`."""
+
+    @field_validator("detail", mode="before")
+    @classmethod
+    def _one_line(cls, value: object) -> object:
+        # It may quote what a program wrote or how a file is called, and must not cost the rollout its record.
+        return one_line(value) if isinstance(value, str) else value

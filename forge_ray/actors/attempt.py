@@ -29,7 +29,7 @@ from forge_ray.rewards.verdict import Subject, Verdict, judge
 from forge_ray.rollout import RolloutRecord, RolloutRequest
 from forge_ray.run_dir import RunDir, write_atomic
 from forge_ray.sandboxes.sandbox import RunResult, Sandbox, SandboxBackend
-from forge_ray.tasks.digest import task_digest
+from forge_ray.tasks.digest import image_digest, task_digest
 from forge_ray.tasks.task import Task, load_task
 from forge_ray.tasks.verifier import VerifierError
 
@@ -94,6 +94,8 @@ class _Attempt:
         self.summary: SessionSummary | None = None
         self.digest: str | None = None
         self.task_digest: str | None = None
+        self.image_digest: str | None = None
+        self.image_base: str | None = None
         self.harness_version: str | None = None
         self.verdict: Verdict | None = None
         self.ended: Outcome | None = None
@@ -117,7 +119,7 @@ class _Attempt:
             group=self.request.group,
             attempt=self.number,
             outcome=outcome,
-            detail=" ".join(detail.split()),
+            detail=detail,
             reward=verdict.rewards.reward if verdict else None,
             rewards=verdict.rewards.rewards if verdict else {},
             call_rewards=scored.calls if scored else {},
@@ -125,6 +127,8 @@ class _Attempt:
             ended=self.ended,
             exit_code=self.result.exit_code if self.result else None,
             task_digest=self.task_digest,
+            image_digest=self.image_digest,
+            image_base=self.image_base,
             harness_version=self.harness_version,
             workspace_digest=self.digest,
             calls=self.summary.calls if self.summary else 0,
@@ -141,6 +145,8 @@ class _Attempt:
         async with self._step(Outcome.TASK):
             task = await asyncio.to_thread(load_task, self.request.task)
             self.task_digest = await asyncio.to_thread(task_digest, task.directory)
+            self.image_digest = await asyncio.to_thread(image_digest, task.directory)
+            self.image_base = task.image.base
         if missing := bench.backend.unsupported(task):
             raise _Failed(Fault(Outcome.TASK, f"{task.name} is not supported: {'; '.join(missing)}"))
         async with self._step(Outcome.HARNESS):

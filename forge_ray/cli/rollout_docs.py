@@ -20,6 +20,7 @@ Every rollout of a run, of `train`, `eval` and `rollout`, is stored as Parquet b
 ```
 data/rollouts/purpose=train/part-….parquet     a row per rollout: what it came to, and where it came from
 data/calls/purpose=train/part-….parquet        a row per model call: the tokens that were given and sampled
+data/upstream/purpose=train/part-….parquet     a row per call that another model answered, as text ([upstreams.md](upstreams.md))
 data/samples/step=12/batch.parquet             what step 12 trained on, written before it was trained
 data/rescores/purpose=train/….parquet          verdicts that were made later, on archived workspaces ([rewards.md](rewards.md))
 ```
@@ -31,11 +32,10 @@ Tested here against a local S3 server and an in-memory file system.
 Files are only added, each whole before it can be seen, so any number of readers may look while a run writes. A rollout appears some
 `store.flush_s` seconds after it ended. Nothing depends on that: the recording ([recording.md](recording.md)) and
 `rollouts/<id>/result.json` are on disk before. A run that was killed leaves the newest rollouts out of the store; the next start of the
-run, or the next `forge-ray rollouts` command on it, puts them in, each once. (Killed between its two files, it leaves calls without their
+run, or the next `forge-ray rollouts` command on it, puts them in, each once. (Killed between its files, it leaves calls without their
 rollout. They stay, and the rollout's row joins them; `forge-ray` passes over them until then.)
 
-Not in the store: sessions that left no record (an attempt whose pool died, `forge-ray serve`) and calls that another model answered
-([upstreams.md](upstreams.md)), which are text. Both are in the call log.
+Not in the store: sessions that left no record (an attempt whose pool died, `forge-ray serve`). They are in the call log.
 
 ## Reading
 
@@ -59,6 +59,7 @@ from forge_ray.trajectories.store.reader import StoreReader
 store = StoreReader("/path/of/run/data")           # or s3://bucket/path/run
 store.rollouts()                                   # RolloutRecord objects
 store.calls("g00012-3.0")                          # Call objects of one rollout, whole prompts included, exactly as recorded
+store.upstream("g00012-3.0")                       # its calls that another model answered, whole requests included
 store.table("calls", ["rollout", "ids"])           # a pyarrow table; store.dataset("calls"): a pyarrow dataset
 store.ray("calls")                                 # a Ray Dataset
 ```

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import os
 import sys
 from typing import TYPE_CHECKING, Any
+
+from forge_ray.outcome import Outcome
 
 if TYPE_CHECKING:
     from forge_ray.report.stored.select import Filter
@@ -33,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         command = made[name]
         command.add_argument("--task", metavar="T", help="name of a task, or a pattern: 'sum-*'")
         command.add_argument("--harness", metavar="H", help="name of a harness, or a pattern")
-        command.add_argument("--outcome", metavar="O", help="ok, truncated, harness, …: see docs/outcomes.md")
+        command.add_argument("--outcome", metavar="O", choices=list(map(str, Outcome)), help=f"{', '.join(Outcome)}: see docs/outcomes.md")
         command.add_argument("--reward", metavar="R", help="a condition: '>=0.5', '<1', 0, none")
         command.add_argument("--step", type=int, metavar="N", help="trained in step N; of evaluations: made with the weights of step N")
         command.add_argument("--purpose", choices=("train", "eval"), help="made for training or for evaluation")
@@ -51,7 +54,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     )
     made["rescore"].add_argument("--jobs", type=int, metavar="N", help="sandboxes at a time (default: one per CPU)")
     made["export"].add_argument("--format", required=True, choices=FORMATS, help="see docs/rollouts.md")
-    made["export"].add_argument("--out", required=True, metavar="FILE", help="file to write; must not exist")
+    made["export"].add_argument("--out", required=True, metavar="FILE", help="file to write (of atif a directory); must not exist")
 
 
 def run(arguments: argparse.Namespace) -> int:
@@ -63,8 +66,12 @@ def run(arguments: argparse.Namespace) -> int:
 
 
 def _filter(arguments: argparse.Namespace) -> Filter:
+    from forge_ray.errors import UserError
+    from forge_ray.outcome import Outcome
     from forge_ray.report.stored.select import Filter, bound
 
+    if arguments.outcome is not None and arguments.outcome not in (known := [str(outcome) for outcome in Outcome]):
+        raise UserError(f"no outcome {arguments.outcome!r}", where="--outcome", fix=f"it is one of {', '.join(known)}")
     return Filter(
         task=arguments.task,
         harness=arguments.harness,
@@ -96,12 +103,12 @@ def _show(arguments: argparse.Namespace) -> int:
 
     stored = stored_run(arguments.run)
     row = select.one(select.rows(stored.reader), arguments.rollout)
-    calls = stored.reader.calls(row["rollout"])
+    calls, others = stored.reader.calls(row["rollout"]), stored.reader.upstream(row["rollout"])
     if arguments.json:
         rows = stored.reader.call_rows([row["rollout"]]).to_pylist()
-        print(_json(row | {"calls_made": rows}))
+        print(_json(row | {"calls_made": rows, "upstream_calls_made": [dataclasses.asdict(call) for call in others]}))
         return 0
-    for line in show.lines(row, calls, stored.run):
+    for line in show.lines(row, calls, stored.run, () if arguments.tokens else others):
         print(line)
     if arguments.tokens:
         from forge_ray.report.replay import replay
@@ -109,7 +116,7 @@ def _show(arguments: argparse.Namespace) -> int:
 
         chosen = credit.assign(calls, stored.config.train.credit) if stored.config is not None else {}
         weights = credit.kind_weights(stored.config.train.credit) if stored.config is not None else {}
-        for line in replay(calls, chosen, weights, stored.decode, full=True):
+        for line in replay(calls, chosen, weights, stored.decode, full=True, upstream=others):
             print(line)
     return 0
 

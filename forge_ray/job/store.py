@@ -24,7 +24,7 @@ if TYPE_CHECKING:
     from forge_ray.trajectories.store.location import Location
     from forge_ray.trajectories.store.rollouts import Origin
     from forge_ray.trajectories.store.samples import SampleStore
-    from forge_ray.trajectories.store.writer import StoreWriter
+    from forge_ray.trajectories.store.writer import Ended, StoreWriter
 
 log = logging.getLogger(__name__)
 
@@ -81,7 +81,7 @@ class RolloutWriter:
         stored = 0
         for part, rollouts in unfinished(where).items():
             stored += sum(id in known for id in rollouts)
-            self._writer.finish(part, [(known[id], self._calls.session(id), self._log(id)) for id in rollouts if id in known])
+            self._writer.finish(part, [self._ended(known[id]) for id in rollouts if id in known])
         self._taken = set(StoreReader(where).table("rollouts", ["rollout"])["rollout"].to_pylist())
         missing = [record for id, record in known.items() if id not in self._taken]
         for record in missing:
@@ -96,7 +96,8 @@ class RolloutWriter:
             return
         self._calls.refresh()
         try:
-            self._writer.add(record, self._calls.session(record.id), self._log(record.id))
+            ended = self._ended(record)
+            self._writer.add(record, ended.calls, ended.log, ended.upstream)
         except (ForgeRayError, ValueError, TypeError, OverflowError) as error:  # pyarrow's own are ValueErrors
             # Something in its recording fits no column; the recording itself is untouched.
             log.error("rollout %s cannot be stored as data: %s", record.id, error)
@@ -115,10 +116,12 @@ class RolloutWriter:
     def full(self) -> bool:
         return self._writer.full
 
-    def _log(self, rollout: str) -> tuple[str | None, int]:
+    def _ended(self, record: RolloutRecord) -> Ended:
         from forge_ray.trajectories.store.rollouts import read_log
+        from forge_ray.trajectories.store.writer import Ended
 
-        return read_log(self._run.rollouts / rollout / "verifier.log")
+        log = read_log(self._run.rollouts / record.id / "verifier.log")
+        return Ended(record, self._calls.session(record.id), log, self._calls.upstream(record.id))
 
 
 class StoreThread:

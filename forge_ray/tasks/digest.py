@@ -1,4 +1,5 @@
-"""A task's digest, as Harbor counts it: the same directory has the same digest here, in its lock files and in its registry.
+"""A task's digest, as Harbor counts it: the same directory has the same digest here, in its lock files and in its registry. And, counted
+the same way, the digest of what its sandbox is built from.
 
 sha256 over `<relative path> NUL <sha256 of the file> LF` of each file that belongs to a task (`FILES`, `FOLDERS`), sorted by path, without
 what the task's `.gitignore` leaves out (`IGNORED`, where it has none). A link to a file counts as the file; one to a directory is not
@@ -16,21 +17,30 @@ FILES = ("task.toml", "instruction.md", "README.md", "trajectory.json")
 FOLDERS = ("environment", "tests", "solution", "steps")
 IGNORED = ("__pycache__/", "*.pyc", ".DS_Store", "*.swp", "*.swo", "*~")
 
-_known: dict[str, tuple[tuple[tuple[str, int, int], ...], str]] = {}
-"""Directory -> what its files looked like, and the digest."""
+_known: dict[tuple[str, str], tuple[tuple[tuple[str, int, int], ...], str]] = {}
+"""Directory and part of it -> what its files looked like, and the digest."""
 
 
 def task_digest(directory: Path) -> str:
     """`sha256:<hex>` of the task in `directory`. Raises `OSError`. Files are read again only where one's size or time has changed."""
-    found = sorted(_files(directory))
+    return _digest(directory, "")
+
+
+def image_digest(directory: Path) -> str:
+    """`sha256:<hex>` of what the task's image is built from: the Dockerfile and the other files of `environment/`. Raises `OSError`."""
+    return _digest(directory, "environment/")
+
+
+def _digest(directory: Path, part: str) -> str:
+    found = sorted(name for name in _files(directory) if name.startswith(part))
     stamp = tuple((name, (at := (directory / name).stat()).st_size, at.st_mtime_ns) for name in found)
-    known = _known.get(str(directory))
+    known = _known.get((str(directory), part))
     if known is None or known[0] != stamp:
         whole = hashlib.sha256()
         for name in found:
             with (directory / name).open("rb") as file:
                 whole.update(os.fsencode(name) + f"\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
-        known = _known[str(directory)] = (stamp, f"sha256:{whole.hexdigest()}")
+        known = _known[str(directory), part] = (stamp, f"sha256:{whole.hexdigest()}")
     return known[1]
 
 

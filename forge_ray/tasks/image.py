@@ -1,6 +1,6 @@
 """The part of a Dockerfile that a sandbox without images can honour: the files it copies, its working directory, its variables.
 
-The process sandbox runs on the host's own system, so `FROM` says nothing to it and whatever would change the system (`RUN`, a copy
+The process sandbox runs on the host's own system, so `FROM` is only noted and whatever would change the system (`RUN`, a copy
 to outside the working directory) is named as unsupported, never skipped in silence. What only matters to a container that starts by
 itself (`CMD`, `ENTRYPOINT`, `EXPOSE`, `LABEL`, `STOPSIGNAL`, `HEALTHCHECK`, `MAINTAINER`) has no meaning where commands are run one
 by one.
@@ -24,7 +24,7 @@ WORKDIR = "/workspace"
 PATH = "/usr/local/sbin:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
 """What `$PATH` stands for in a Dockerfile, and what every command in a sandbox has."""
 
-_MEANINGLESS = frozenset({"FROM", "CMD", "ENTRYPOINT", "EXPOSE", "LABEL", "STOPSIGNAL", "HEALTHCHECK", "MAINTAINER", "SHELL"})
+_MEANINGLESS = frozenset({"CMD", "ENTRYPOINT", "EXPOSE", "LABEL", "STOPSIGNAL", "HEALTHCHECK", "MAINTAINER", "SHELL"})
 _VARIABLE = re.compile(r"\\(.)|\$(?:\{(\w+)(?:(:[-+])([^}]*))?\}|(\w+))")
 _ARCHIVE = re.compile(r"\.(tar|tar\.gz|tgz|tar\.bz2|tbz2?|tar\.xz|txz)$")
 
@@ -50,6 +50,8 @@ class Image:
     copies: tuple[Copy, ...] = ()
     unsupported: tuple[str, ...] = ()
     """What it asks for beyond that, one line each with its line number."""
+    base: str | None = None
+    """The image that it begins with, as it names it (`debian:bookworm-slim`, `name@sha256:…`): not run here. None: it names none."""
 
 
 def parse_dockerfile(file: Path, workdir: str | None = None) -> Image:
@@ -91,6 +93,9 @@ class _Reader:
         self.env: dict[str, str] = {}
         self.copies: list[tuple[int, Path, str, int | None]] = []
         self.problems: list[str] = []
+        self.base: str | None = None
+        self.stages: dict[str, str] = {}
+        """Name of a stage -> the image that it begins with."""
 
     def refuse(self, number: int | None, what: str) -> None:
         self.problems.append(f"{self.name}{f':{number}' if number else ''}: {what}")
@@ -100,6 +105,8 @@ class _Reader:
             self.refuse(number, f"{keyword} with a NUL character")
         elif "<<" in rest and keyword in ("RUN", "COPY", "ADD"):
             self.refuse(number, f"{keyword} with a here-document")
+        elif keyword == "FROM":
+            self.stage(rest)
         elif keyword == "WORKDIR":
             self.workdir = posixpath.normpath(posixpath.join(self.workdir or "/", self.expand(rest)))
         elif keyword == "ENV":
@@ -108,6 +115,13 @@ class _Reader:
             self.copy(number, keyword, rest)
         elif keyword not in _MEANINGLESS:
             self.refuse(number, f"{keyword} {rest}"[:120])
+
+    def stage(self, rest: str) -> None:
+        words = [word for word in rest.split() if not word.startswith("--")]
+        if words:
+            self.base = self.stages.get(words[0].lower(), words[0])
+        if len(words) == 3 and words[1].lower() == "as":
+            self.stages[words[2].lower()] = self.base or words[0]
 
     def expand(self, text: str) -> str:
         def one(match: re.Match[str]) -> str:
@@ -194,7 +208,7 @@ class _Reader:
                 self.refuse(number, f"COPY to {place} (only below the working directory {final})")
             else:
                 copies.append(Copy(path, relative, mode))
-        return Image(final, dict(self.env), tuple(copies), tuple(self.problems))
+        return Image(final, dict(self.env), tuple(copies), tuple(self.problems), self.base)
 
 
 def lay_out(image: Image, workspace: Path) -> None:

@@ -60,9 +60,19 @@ class SchemaError(ForgeRayError):
     """A table or file that is no table of samples."""
 
 
+def check_version(schema: pa.Schema) -> None:
+    """Raise `SchemaError` where a table says that it is of another version than `SCHEMA` or `TREE_SCHEMA`; one that says none is taken."""
+    for key, known in {**(SCHEMA.metadata or {}), **(TREE_SCHEMA.metadata or {})}.items():
+        found = (schema.metadata or {}).get(key, known)
+        if found != known:
+            name = key.decode().rpartition(".")[2]
+            raise SchemaError(f"{name} of version {found.decode(errors='replace')}; this ForgeRay reads version {known.decode()}")
+
+
 def conform(table: pa.Table) -> pa.Table:
     """The same rows with exactly `SCHEMA`, or `TREE_SCHEMA` if it holds tries (columns in order, nullability and metadata that other tools
-    may have dropped put back)."""
+    may have dropped put back). Raises `SchemaError`."""
+    check_version(table.schema)
     schema = TREE_SCHEMA if is_tree(table) else SCHEMA
     missing = [name for name in schema.names if name not in table.column_names]
     if missing:

@@ -14,7 +14,8 @@ import pytest
 
 from forge_ray.outcome import Outcome
 from forge_ray.rollout import RolloutRecord
-from forge_ray.tasks.digest import task_digest
+from forge_ray.tasks.digest import image_digest, task_digest
+from forge_ray.tasks.task import load_task
 from tests.bench import ANSWER_IS_42, Workbench, call, workbench, write_task
 
 pytestmark = pytest.mark.timeout(900)
@@ -77,6 +78,7 @@ def test_a_good_one(bench: Workbench, task: Any) -> None:
     assert {"create", "harness", "close", "archive", "verify", "total"} <= set(record.seconds)
     assert (bench.run.rollouts / "archive" / f"{record.workspace_digest}.tar.gz").is_file()
     assert record.task_digest == task_digest(Path(record.task)) and (record.harness_version or "").startswith("programs.py sha256:")
+    assert record.image_digest == image_digest(Path(record.task)) and record.image_base == load_task(record.task).image.base
     stored = (bench.run.rollouts / record.id / "result.json").read_text()
     assert RolloutRecord.model_validate_json(stored) == record
 

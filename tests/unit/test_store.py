@@ -29,7 +29,7 @@ from forge_ray.trajectories.store.reader import StoreReader
 from forge_ray.trajectories.store.rollouts import Origin
 from forge_ray.trajectories.store.samples import SampleStore
 from forge_ray.trajectories.store.schema import CALLS, ROLLOUTS, VERSION_KEY, StoreError
-from forge_ray.trajectories.store.writer import StoreWriter, unfinished
+from forge_ray.trajectories.store.writer import Ended, StoreWriter, unfinished
 from tests.unit.making import make_call, make_record, make_rollout
 
 ORIGIN = Origin("run", policy="policy", template_sha256="ab", harness_options={"react": {"output_chars": 200}})
@@ -332,7 +332,7 @@ def test_a_writer_that_died_between_the_two_files_stores_no_call_twice(tmp_path:
     assert len(reader.rollouts()) == 1 and reader.calls("g00001-0.0") == [] and reader.table("calls").num_rows == 2
     ((part, ids),) = unfinished(location).items()
     assert ids == ["g00001-0.0"]
-    StoreWriter(location, ORIGIN).finish(part, [(record, calls, (None, 0))])
+    StoreWriter(location, ORIGIN).finish(part, [Ended(record, calls)])
     assert unfinished(location) == {}
     reader.refresh()
     assert reader.calls("g00001-0.0") == calls and reader.table("calls").num_rows == 4

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from forge_ray.tasks.digest import task_digest
+from forge_ray.tasks.digest import image_digest, task_digest
 
 
 def make_task(directory: Path) -> Path:
@@ -32,6 +32,15 @@ def test_only_what_belongs_to_the_task_counts(tmp_path: Path) -> None:
     assert task_digest(task) != first
     (task / "tests" / "b.txt").write_text("b")
     assert task_digest(task) == first
+
+
+def test_the_image_has_a_digest_of_its_own(tmp_path: Path) -> None:
+    task = make_task(tmp_path)
+    whole, image = task_digest(task), image_digest(task)
+    (task / "tests" / "b.txt").write_text("c")
+    assert image_digest(task) == image == "sha256:5b59ab73dd0a071e88ea786d794c43f5f30d49d637fb24e17b3ebf93b995a9a9" != whole
+    (task / "environment" / "Dockerfile").write_text("FROM y")
+    assert image_digest(task) != image
 
 
 def test_its_gitignore_takes_the_place_of_the_usual_patterns(tmp_path: Path) -> None:

@@ -22,6 +22,12 @@ def parsed(tmp_path: Path, text: str, workdir: str | None = None) -> Image:
     return parse_dockerfile(file, workdir)
 
 
+def test_the_image_it_begins_with_is_noted(tmp_path: Path) -> None:
+    pinned = f"debian@sha256:{'0' * 64}"
+    assert parsed(tmp_path, f"FROM --platform=linux/amd64 {pinned} AS Build\nRUN make\nFROM build\n").base == pinned
+    assert parsed(tmp_path, "FROM a AS one\nFROM b\n").base == "b" and parsed(tmp_path, "WORKDIR /w\n").base is None
+
+
 def laid_out(image: Image, place: Path) -> dict[str, str]:
     place.mkdir()
     lay_out(image, place)

@@ -4,8 +4,8 @@
     s3://bucket/path     and gs://, hdfs://, abfs://, …: what `pyarrow.fs.FileSystem.from_uri` knows, query parameters included
     memory://path        else what fsspec knows
 
-A file is put whole: in a directory it is written under a name that no reader takes, synced and renamed; an object store shows an object
-when its upload is complete, and the whole of it is one upload.
+A file is put whole: it is written under a name that no reader takes and renamed (in a directory of this machine: synced before). An object
+store needs none of that: it shows an object when its upload is complete, and the whole of it is one upload.
 """
 
 from __future__ import annotations
@@ -24,6 +24,8 @@ from forge_ray.errors import UserError
 from forge_ray.trajectories.store.schema import StoreError
 
 SUFFIX = ".parquet"
+OBJECT_STORES = ("s3", "gcs", "abfs")
+"""pyarrow's own (`type_name`): an object is there when its upload is complete."""
 
 
 @dataclass(frozen=True)
@@ -72,16 +74,18 @@ class Location:
             if self.local is not None:
                 _put_local(self.local / name, content)
                 return
-            path = self.path(name)
-            if self.filesystem.type_name not in ("s3", "gcs"):  # these have no directories
-                self.filesystem.create_dir(posixpath.dirname(path), recursive=True)
+            path = final = self.path(name)
+            if renames := self.filesystem.type_name not in OBJECT_STORES:
+                path = _unseen(final)
+                self.filesystem.create_dir(posixpath.dirname(final), recursive=True)
             with self.filesystem.open_output_stream(path) as stream:
                 stream.write(content)
-            size = self.filesystem.get_file_info(path).size
+            if (size := self.filesystem.get_file_info(path).size) != content.size:
+                raise StoreError(f"{path} has {size} bytes after {content.size} were written")
+            if renames:
+                self.filesystem.move(path, final)
         except OSError as error:
             raise StoreError(f"{self.path(name)} cannot be written: {_line(error)}") from error
-        if size != content.size:
-            raise StoreError(f"{self.path(name)} has {size} bytes after {content.size} were written")
 
     def probe(self) -> None:
         """Write a small file, and remove it again. Raises `StoreError` where that cannot be done."""
@@ -96,13 +100,13 @@ class Location:
         """Remove what a writer that was killed left half-written. Only for the one process that drives the run."""
         if self.local is not None:
             for left in self.local.glob("*/*/.*.tmp"):
-                left.unlink(missing_ok=True)
+                if left.parent.parent.name != "rescores":  # another process may be at it
+                    left.unlink(missing_ok=True)
 
 
 def _put_local(path: Path, content: pa.Buffer) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    # No reader's pattern takes it: neither `*.parquet` nor Arrow's, which leaves out names that begin with a dot.
-    temporary = path.parent / f".{path.name}.{secrets.token_hex(4)}.tmp"
+    temporary = Path(_unseen(str(path)))
     try:
         with temporary.open("wb") as file:
             file.write(content)
@@ -119,6 +123,12 @@ def _put_local(path: Path, content: pa.Buffer) -> None:
             os.fsync(handle)
         finally:
             os.close(handle)
+
+
+def _unseen(path: str) -> str:
+    """A name beside `path` that no reader takes: no `*.parquet`, and Arrow leaves out names that begin with a dot."""
+    folder, name = posixpath.split(path)
+    return posixpath.join(folder, f".{name}.{secrets.token_hex(4)}.tmp")
 
 
 def _open(uri: str) -> tuple[fs.FileSystem, str]:

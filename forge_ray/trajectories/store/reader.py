@@ -18,10 +18,13 @@ from forge_ray.rollout import RolloutRecord
 from forge_ray.trajectories.call import Call
 from forge_ray.trajectories.store import calls as call_rows
 from forge_ray.trajectories.store import rollouts as rollout_rows
+from forge_ray.trajectories.store import upstream as upstream_rows
 from forge_ray.trajectories.store.location import Location
 from forge_ray.trajectories.store.samples import NAME as SAMPLES
 from forge_ray.trajectories.store.samples import SampleStore
-from forge_ray.trajectories.store.schema import CALLS, ROLLOUTS, TABLES, StoreError, check_version
+from forge_ray.trajectories.store.schema import CALLS, ROLLOUTS, TABLES, UPSTREAM, StoreError, check_version
+from forge_ray.trajectories.store.writer import BESIDE
+from forge_ray.trajectories.upstream import UpstreamCall
 
 if TYPE_CHECKING:
     import ray.data
@@ -39,15 +42,18 @@ class StoreReader:
 
     def refresh(self) -> None:
         """Take in what was stored since."""
-        self._files = {name: self.location.files(name) for name in TABLES}
+        # Rollouts first: whatever row is seen, its calls were stored before.
+        self._files = {ROLLOUTS.name: self.location.files(ROLLOUTS.name)}
+        self._files |= {name: self.location.files(name) for name in TABLES if name != ROLLOUTS.name}
         rows = {file.partition("/")[2] for file in self._files[ROLLOUTS.name]}
         # Calls without their rollouts: their writer is not done with them, or died.
-        self._files[CALLS.name] = [file for file in self._files[CALLS.name] if file.partition("/")[2] in rows]
+        for name in BESIDE:
+            self._files[name] = [file for file in self._files[name] if file.partition("/")[2] in rows]
         self._parts: dict[str, str] | None = None
         self.samples_store = SampleStore(self.location)
 
     def dataset(self, name: str) -> ds.Dataset:
-        """`calls` or `rollouts` as a pyarrow dataset, with the column `purpose`; of `samples` with `step`."""
+        """`calls`, `upstream`, `rollouts`, … as a pyarrow dataset, with the column `purpose`; `samples` with `step`."""
         if name == SAMPLES:
             return self._samples()
         for file in self._files[name]:
@@ -77,8 +83,9 @@ class StoreReader:
 
         files = self.location.files(SAMPLES) if name == SAMPLES else self._files[name]
         key, kind = ("step", int) if name == SAMPLES else (_PURPOSE.name, str)
+        schema = self.dataset(name).schema  # refuses files of another version
         if not files:
-            return ray.data.from_arrow(self.dataset(name).schema.empty_table())
+            return ray.data.from_arrow(schema.empty_table())
         return ray.data.read_parquet(
             [self.location.path(file) for file in files],
             filesystem=self.location.filesystem,
@@ -102,6 +109,14 @@ class StoreReader:
             return []
         rows = self._read(f"{CALLS.name}/{part}", [("rollout", "=", rollout)])
         return call_rows.calls(rows.sort_by("ordinal"), _purpose(part))
+
+    def upstream(self, rollout: str) -> list[UpstreamCall]:
+        """Its calls that another model answered, as text, by their end; empty for an unknown one."""
+        part = self._part(rollout)
+        if part is None or f"{UPSTREAM.name}/{part}" not in self._files[UPSTREAM.name]:
+            return []
+        rows = self._read(f"{UPSTREAM.name}/{part}", [("rollout", "=", rollout)])
+        return upstream_rows.calls(rows.sort_by("ordinal"), _purpose(part))
 
     def call_rows(self, rollouts: Iterable[str]) -> pa.Table:
         """Rows of `calls.SCHEMA` of these rollouts, each one's together and by completion."""

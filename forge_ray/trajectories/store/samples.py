@@ -19,7 +19,6 @@ from forge_ray.trajectories import schema
 from forge_ray.trajectories.store.location import SUFFIX, Location
 from forge_ray.trajectories.store.schema import StoreError
 from forge_ray.trajectories.store.writer import parquet
-from forge_ray.trajectories.tree_schema import TREE_SCHEMA
 
 NAME = "samples"
 _FILE = re.compile(rf"{NAME}/step=(\d+)/batch{re.escape(SUFFIX)}")
@@ -52,7 +51,7 @@ class SampleStore:
         try:
             with self._location.filesystem.open_input_file(self._location.path(file(step))) as opened:
                 table = pq.read_table(opened)
-            return _conform(table), json.loads((table.schema.metadata or {}).get(schema.STATS, b"{}"))
+            return schema.conform(table), json.loads((table.schema.metadata or {}).get(schema.STATS, b"{}"))
         except (OSError, pa.ArrowException, ValueError, schema.SchemaError) as error:
             raise StoreError(f"{self._location.path(file(step))} holds no samples: {error}") from error
 
@@ -60,14 +59,16 @@ class SampleStore:
         """The rollouts that have samples in the batch of `step`; no token is read. Raises `StoreError` like `read`."""
         try:
             with self._location.filesystem.open_input_file(self._location.path(file(step))) as opened:
-                column = "rollouts" if "rollouts" in pq.read_schema(opened).names else "rollout"
+                found = pq.read_schema(opened)
+                schema.check_version(found)
+                column = "rollouts" if "rollouts" in found.names else "rollout"
                 opened.seek(0)
                 names = pq.read_table(opened, columns=[column])[column]
-        except (OSError, pa.ArrowException, ValueError, KeyError) as error:
+        except (OSError, pa.ArrowException, ValueError, KeyError, schema.SchemaError) as error:
             raise StoreError(f"{self._location.path(file(step))} holds no samples: {error}") from error
         # A row of tries names all its rollouts.
-        found = names.to_pylist()
-        return list(dict.fromkeys(name for row in found for name in row) if column == "rollouts" else dict.fromkeys(found))
+        rows = names.to_pylist()
+        return list(dict.fromkeys(name for row in rows for name in row) if column == "rollouts" else dict.fromkeys(rows))
 
     def stats(self, step: int) -> dict[str, Any]:
         """The stats of `step`, without its samples. Raises `StoreError` like `read`."""
@@ -76,13 +77,6 @@ class SampleStore:
                 return json.loads((pq.read_schema(opened).metadata or {}).get(schema.STATS, b"{}"))
         except (OSError, pa.ArrowException, ValueError) as error:
             raise StoreError(f"{self._location.path(file(step))} holds no samples: {error}") from error
-
-
-def _conform(table: pa.Table) -> pa.Table:
-    """The same rows with exactly the schema that they were written with."""
-    if (table.schema.metadata or {}).keys() >= (TREE_SCHEMA.metadata or {}).keys():
-        return table.select(TREE_SCHEMA.names).cast(TREE_SCHEMA)
-    return schema.conform(table)
 
 
 def file(step: int) -> str:

@@ -1,6 +1,6 @@
-"""The columns of the datasets `calls` and `rollouts`, their texts (docs/rollouts.md is made of them), and the schema's version.
+"""The columns of the datasets but `samples`, their texts (docs/rollouts.md is made of them), and the schema's version.
 
-The third dataset, `samples`, has the columns of `forge_ray.trajectories.schema`, which are also the samples' form on the wire.
+`samples` has the columns of `forge_ray.trajectories.schema`, which are also the samples' form on the wire.
 
 Rules of the version (metadata key `forge_ray.store` of every file): a new column that may be null keeps it; anything that changes what
 a stored value means, or takes a column away, raises it. A reader takes files of its own version and of older ones and refuses newer ones
@@ -116,6 +116,40 @@ CALLS = Table(
     "purpose",
 )
 
+UPSTREAM = Table(
+    "upstream",
+    (
+        Column("rollout", _S, "rollout id = session id at the proxy"),
+        Column("call", _S, "call id, unique in the run"),
+        Column("ordinal", _I, "place in the rollout's upstream calls by their end, from 0"),
+        Column("upstream", _S, "key in `proxy.upstreams` that the asked name matched"),
+        Column("model", _S, "model name that the harness asked for"),
+        Column("parent", _S, "call of the same rollout whose request this one goes on from; null: `request` is whole", True),
+        Column("shared", _I, "items of its list (`messages`, or `input` of the responses dialect) that this request begins with"),
+        Column("dropped", _TEXTS, "its top-level fields that this request lacks"),
+        Column("request", _S, "JSON: the body as the harness sent it, without what it has from `parent`"),
+        Column("reply", _S, "JSON: `text`, `reasoning`, `tool_calls`, `finish_reason`, as far as the reply came"),
+        Column("others", _S, "JSON: a list of further choices, where several were asked for", True),
+        Column("logprobs", _S, "JSON: of the reply's tokens as the upstream cut them: `tokens`, `logprobs` (nats), `top`, `bytes`", True),
+        Column("usage", _S, "JSON: the upstream's numbers", True),
+        Column("status", _S, "finished, length, failed, cancelled"),
+        Column("http_status", _I, "what the upstream answered; 502 or 504: it did not"),
+        Column("error", _S, "what failed", True),
+        Column("delivered", _B, "whether the reply reached the harness whole; null: nobody knows", True),
+        Column("kind", _S, "agent, subagent, compaction, aux"),
+        Column("conversation", _S, "the harness's own id of it; null: it gave none", True),
+        Column("dialect", _S, "chat, completions, responses, messages"),
+        Column("path", _S, "of the request"),
+        Column("streamed", _B, "the reply was streamed"),
+        Column("replica", _S, "replica that passed it on"),
+        Column("opened", _F, "Unix seconds: the request came"),
+        Column("ended", _F, "Unix seconds: the reply was over"),
+        Column("request_sha256", _S, "of the request's body, hex"),
+        Column("response_sha256", _S, "of the response's body, hex"),
+    ),
+    "purpose",
+)
+
 ROLLOUTS = Table(
     "rollouts",
     (
@@ -127,7 +161,8 @@ ROLLOUTS = Table(
         Column("task", _S, "task name"),
         Column("task_path", _S, "task directory when it ran"),
         Column("task_digest", _S, "`sha256:…` of the task's files as Harbor counts it; null: not known", True),
-        Column("image_digest", _S, "of the container image that the sandbox ran; null: it ran none", True),
+        Column("image_digest", _S, "`sha256:…` of what its image is built from: `environment/`, like the task; null: unknown", True),
+        Column("image_base", _S, "image that its Dockerfile begins with, as named there; a process sandbox does not run it", True),
         Column("harness", _S, "its name in the config"),
         Column("harness_version", _S, "the program's version; of a file of one's own its sha256; null: not known", True),
         Column("harness_options", _S, "JSON: its options in the config"),
@@ -148,7 +183,7 @@ ROLLOUTS = Table(
         Column("verifier_log_bytes", _L, "size of the whole log in `rollouts/<rollout>/verifier.log`"),
         Column("workspace_digest", _S, "sha256, hex: `rollouts/archive/<digest>.tar.gz` is the workspace before verification", True),
         Column("calls", _I, "calls that finished"),
-        Column("upstream_calls", _I, "calls that another model answered"),
+        Column("upstream_calls", _I, "calls that another model answered: rows of `upstream`"),
         Column("prompt_tokens", _L, "sum over all calls' whole prompts"),
         Column("sampled_tokens", _L, "sum over all calls"),
         Column("trainable_tokens", _L, "sampled tokens of trainable calls"),
@@ -183,7 +218,7 @@ RESCORES = Table(
     "purpose",
 )
 
-TABLES = {table.name: table for table in (CALLS, ROLLOUTS, RESCORES)}
+TABLES = {table.name: table for table in (CALLS, UPSTREAM, ROLLOUTS, RESCORES)}
 
 
 def check_version(schema: pa.Schema, where: str) -> None:

@@ -51,8 +51,11 @@ class Stale(Section):
 class Distillation(Section):
     """On-policy distillation: the teacher rates the tokens that the policy sampled."""
 
-    teacher: Source
+    teacher: Source | None = None
     """A Hugging Face model directory with the policy's vocabulary. The train workers run it once over each step batch."""
+    upstream: str | None = None
+    """In its place: a model name that falls under `proxy.upstreams`, served by vLLM with the policy's tokenizer. Each group is rated when
+    it is complete, and the ratings are recorded."""
     coefficient: Positive = 1.0
     """Factor of the reverse KL."""
     form: Literal["advantage", "loss"] = "advantage"
@@ -60,6 +63,12 @@ class Distillation(Section):
     (policy, teacher) is added to each token's loss."""
     kind: Literal["k2", "k3"] = "k2"
     """Estimate of the reverse KL in the form `loss`."""
+
+    @model_validator(mode="after")
+    def _one_teacher(self) -> Distillation:
+        if (self.teacher is None) == (self.upstream is None):
+            raise ValueError("a teacher is a model directory (teacher) or a served model (upstream): give one of them")
+        return self
 
 
 class Loss(Section):

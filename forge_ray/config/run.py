@@ -90,6 +90,12 @@ class Config(Section):
             raise ValueError(
                 "train.sync.backend: nccl sends whole weights from GPU to GPU: set proxy.replica_gpus, train.worker_gpus, no lora"
             )
+        distillation = self.train.loss.distillation
+        if distillation is not None and distillation.upstream is not None:
+            if self.upstream(distillation.upstream) is None:
+                raise ValueError(f"train.loss.distillation.upstream: no name in proxy.upstreams fits {distillation.upstream!r}")
+            if self.policy.sampling.temperature != 1.0:
+                raise ValueError("train.loss.distillation.upstream: a server rates at temperature 1: policy.sampling.temperature must be 1")
         if self.policy.served_name in self.proxy.upstreams:
             raise ValueError(f"proxy.upstreams: {self.policy.served_name!r} is the policy's own name (policy.served_name)")
         names = [h.name for h in self.harnesses]

@@ -27,6 +27,7 @@ from forge_ray.job.dispatch import Dispatch
 from forge_ray.job.evaluate import evaluate
 from forge_ray.job.flow import Flow
 from forge_ray.job.occupancy import Occupancy
+from forge_ray.job.rating import Rater
 from forge_ray.job.runtime import RunFailed
 from forge_ray.job.scheduler import TaskRef
 from forge_ray.job.step_batches import StepBatches
@@ -62,13 +63,15 @@ class Driver:
         trainer: TrainerThread,
         metrics: MetricsWriter,
         progress: Progress,
+        rater: Rater | None = None,
     ) -> None:
         self.config, self.run = config, run
         self._heldout = heldout
         self._client, self._dispatch, self._exchange, self._trainer = client, dispatch, exchange, trainer
         self._progress = progress
         self._flow = Flow(config, tasks)
-        self._batches = StepBatches(config, run, self._flow, exchange)
+        self._rater = rater
+        self._batches = StepBatches(config, run, self._flow, exchange, rater)
         self._report = StepReport(run, config.train.optimizer.epochs, self._batches, metrics, progress)
         self._events = TrainerEvents(run, config.train, exchange, trainer, progress, weights=self._new_weights)
         self._compaction = Compaction(run.calls, config.proxy.log_segment_mb * 2**20)
@@ -273,3 +276,5 @@ class Driver:
         for task in list(self._tasks):
             with suppress(BaseException):
                 await task
+        if self._rater is not None:
+            await self._rater.close()

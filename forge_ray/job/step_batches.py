@@ -13,6 +13,7 @@ from typing import Any
 from forge_ray.config import Config
 from forge_ray.job import library, store
 from forge_ray.job.flow import Flow
+from forge_ray.job.rating import Rater, store_ratings
 from forge_ray.job.scheduler import Group
 from forge_ray.run_dir import RunDir
 
@@ -20,9 +21,12 @@ from forge_ray.run_dir import RunDir
 class StepBatches:
     """The batches of a run; `flow` says which groups a step takes."""
 
-    def __init__(self, config: Config, run: RunDir, flow: Flow, exchange: Any) -> None:
+    def __init__(self, config: Config, run: RunDir, flow: Flow, exchange: Any, rater: Rater | None = None) -> None:
         self._config, self._flow, self._exchange = config, flow, exchange
-        self._samples = store.samples(config, run)
+        self._samples, self._location = store.samples(config, run), store.location(config, run)
+        self._rater = rater
+        self._rated: dict[int, list[Any]] = {}
+        """Group index → what a served teacher says of its calls, if there is one."""
         self._recordings = library.Recordings(run, train_grammar_calls=config.proxy.train_grammar_calls)
         self._built: dict[int, list[Any]] = {}
         """Group index → its records with their calls, once complete."""
@@ -59,6 +63,8 @@ class StepBatches:
         if self._config.train.dynamic_sampling:
             alone = await asyncio.to_thread(batch.build_step, [built], self._config.train)
             self._silent[group.index] = not alone.stats["tokens_trained"]
+        if self._rater is not None:
+            self._rated[group.index] = await self._rater.rate(built)
         self._built[group.index] = built
 
     async def date(self, group: Group, version: int) -> None:
@@ -129,6 +135,9 @@ class StepBatches:
             "outcomes": dict(self._flow.outcomes),
             "taken": [group.index for group in taken.batch],  # a group without a token to train has no row in the table
         }
+        if self._rater is not None:
+            rows = [rating for group in taken.batch for rating in self._rated[group.index]]
+            await asyncio.to_thread(store_ratings, self._location, version, self._rater, rows)
         await asyncio.to_thread(self._samples.write, version, built.table, stats)
         self._flow.used(taken.batch)
         self._release(taken.batch)
@@ -139,4 +148,5 @@ class StepBatches:
         for group in groups:
             del self._built[group.index]
             self._silent.pop(group.index, None)
+            self._rated.pop(group.index, None)
             self._recordings.done([*group.accepted.values(), *group.dropped.values()])

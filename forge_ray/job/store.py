@@ -33,7 +33,7 @@ def location(config: Config, run: RunDir) -> Location:
     """Where the run's data is. Raises `UserError` for a `store.location` that nothing knows."""
     from forge_ray.trajectories.store.location import Location
 
-    return Location.of(config.store.location, config.name) if config.store.location else Location.of(run.data)
+    return Location.of_run(config.store.location, config.name, run.data)
 
 
 def samples(config: Config, run: RunDir) -> SampleStore:

@@ -50,6 +50,11 @@ class Location:
         filesystem, root = _open(uri)
         return cls(filesystem, root.rstrip("/"), uri)
 
+    @classmethod
+    def of_run(cls, store: str | None, name: str, data: Path) -> Location:
+        """Of the run `name`: below the location `store` (`store.location`), or without one its own directory `data`."""
+        return cls.of(store, name) if store else cls.of(data)
+
     @property
     def local(self) -> Path | None:
         """The directory, where it is one of this machine."""

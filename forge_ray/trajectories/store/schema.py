@@ -218,7 +218,20 @@ RESCORES = Table(
     "purpose",
 )
 
-TABLES = {table.name: table for table in (CALLS, UPSTREAM, ROLLOUTS, RESCORES)}
+RATINGS = Table(
+    "ratings",
+    (
+        Column("teacher", _S, "name that `train.loss.distillation.upstream` gives"),
+        Column("model", _S, "the model's name at the teacher's server"),
+        Column("rollout", _S, "the rollout"),
+        Column("call", _S, "call id"),
+        Column("ordinal", _I, "the call's place in the rollout's calls by completion, as in `calls`"),
+        Column("logprobs", _LOGPROBS, "nats, (m,): of the call's sampled `ids` under the teacher, in the call's context, at temperature 1"),
+    ),
+    "purpose",
+)
+
+TABLES = {table.name: table for table in (CALLS, UPSTREAM, ROLLOUTS, RESCORES, RATINGS)}
 
 
 def check_version(schema: pa.Schema, where: str) -> None:

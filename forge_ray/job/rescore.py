@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import getpass
+import itertools
 import logging
 import os
 import secrets
@@ -23,7 +24,7 @@ from pathlib import Path
 
 from forge_ray.actors.classify import verified
 from forge_ray.config import Config
-from forge_ray.errors import ForgeRayError, UserError
+from forge_ray.errors import ForgeRayError, UserError, one_line
 from forge_ray.job import library, store
 from forge_ray.outcome import Outcome
 from forge_ray.rewards.plan import function_of, refuse
@@ -111,17 +112,23 @@ async def rescore(
             await backend.destroy_leftover(leftover)
         except ForgeRayError as error:
             log.warning("sandbox %s of an earlier rescore stays: %s", leftover.directory, error)
-    where, written, queue = store.location(config, run), 0, iter(work)
+    where, numbers, queue = store.location(config, run), itertools.count(), iter(work)
+    waiting: list[Rescored] = []
 
     async def worker() -> None:
-        nonlocal written
         for job in queue:
             row = await _judge(job, config, run, backend, found.name)
             found.rows.append(row)
+            waiting.append(row)
             told(row)
-            if len(found.rows) - written * PART >= PART:
-                part, written = written, written + 1
-                await asyncio.to_thread(rescores.put, where, part, found.rows[part * PART : written * PART])
+            if len(waiting) >= PART:
+                some = waiting[:]
+                waiting.clear()
+                try:
+                    await asyncio.to_thread(rescores.put, where, next(numbers), some)
+                except ForgeRayError:
+                    waiting.extend(some)  # stored below, if that is possible then
+                    raise
 
     workers = [asyncio.create_task(worker()) for _ in range(min(jobs, len(work)))]
     try:
@@ -130,7 +137,7 @@ async def rescore(
         for one in workers:
             one.cancel()
         await asyncio.gather(*workers, return_exceptions=True)  # their sandboxes are gone then
-        rescores.put(where, written, found.rows[written * PART :])  # also of a rescore that is interrupted: what was judged is judged
+        rescores.put(where, next(numbers), waiting)  # also of a rescore that is interrupted: what was judged is judged
     return found
 
 
@@ -200,7 +207,7 @@ async def _judge(job: _Job, config: Config, run: RunDir, backend: ProcessBackend
     return Rescored(
         rescore=name, rollout=record.id, purpose=record.purpose, task=record.task_name, harness=record.harness,
         workspace_digest=record.workspace_digest or "", at=time.time(), by=_who(), outcome_before=record.outcome,
-        reward_before=record.reward, outcome=outcome, detail=" ".join(detail.split()),
+        reward_before=record.reward, outcome=outcome, detail=one_line(detail),
         reward=verdict.rewards.reward if verdict else None, rewards=verdict.rewards.rewards if verdict else {},
         call_rewards=scored.calls if scored else {}, verifier_digest=digest,
         reward_digest=scored.digest if scored and asked else None, weights=dict(config.rollouts.reward_weights),

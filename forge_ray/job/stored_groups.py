@@ -7,6 +7,7 @@ function of the seed (`batches`). Calls are read when their step is formed.
 
 from __future__ import annotations
 
+import itertools
 import random
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
@@ -82,7 +83,7 @@ def plan(config: Config, sources: Sequence[tuple[str, Sequence[RolloutRecord]]])
         for record in records
     ]
     by_slot = _of_slots(every, config, left_out)
-    groups = _recorded(by_slot) if config.train.offline.groups == "recorded" else _regrouped(by_slot, config, left_out)
+    groups = _recorded(by_slot, config) if config.train.offline.groups == "recorded" else _regrouped(by_slot, config, left_out)
     least = 1 if config.train.advantage.name in STEP_WIDE else 2
     chosen: list[list[Stored]] = []
     for group in groups:
@@ -152,7 +153,15 @@ def _of_slots(every: Iterable[Stored], config: Config, left_out: Counter[str]) -
     return {key: list(group.values()) for key, group in sorted(found.items()) if group and key not in dropped}
 
 
-def _recorded(by_slot: Mapping[tuple[int, int], list[Stored]]) -> list[list[Stored]]:
+def _recorded(by_slot: Mapping[tuple[int, int], list[Stored]], config: Config) -> list[list[Stored]]:
+    for group in by_slot.values():
+        names = sorted({stored.record.harness for stored in group})
+        if len(names) > 1 and config.train.advantage.group_by != "task":
+            raise UserError(
+                f"the recorded groups mix harnesses ({', '.join(names)})",
+                where="train.advantage.group_by",
+                fix="set it to task, as it was then, or make new groups with train.offline.groups: task_harness",
+            )
     return list(by_slot.values())
 
 
@@ -179,9 +188,8 @@ def _moved(stored: Stored, index: int) -> Stored:
 
 def _distinct(names: Sequence[str]) -> list[str]:
     """The names, with a number behind those that occur twice."""
-    seen: Counter[str] = Counter()
-    found = []
+    found: list[str] = []
     for name in names:
-        seen[name] += 1
-        found.append(name if seen[name] == 1 else f"{name}-{seen[name]}")
+        others = (f"{name}-{number}" for number in itertools.count(2))
+        found.append(name if name not in found else next(other for other in others if other not in (*found, *names)))
     return found

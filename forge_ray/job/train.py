@@ -21,6 +21,7 @@ from forge_ray.report import sinks
 from forge_ray.report.metrics import MetricsWriter
 from forge_ray.report.phases import PhaseLog
 from forge_ray.report.progress import Progress
+from forge_ray.report.records import read_records
 from forge_ray.report.summary import Summary, write_summary
 from forge_ray.run_dir import RunDir, next_incarnation
 from forge_ray.train_loop.trainer import TrainerThread, start_exchange
@@ -36,10 +37,11 @@ def train(config: Config, run: RunDir, *, resume: bool, sources: Sequence[Source
             asyncio.run(_train(config, run, resume=resume, sources=sources))
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
-    summary = write_summary(run)
     from forge_ray.report.html import write_report
 
-    write_report(run)
+    records = read_records(run)
+    summary = write_summary(run, records)
+    write_report(run, records)
     return summary
 
 

@@ -26,14 +26,16 @@ from forge_ray.rollout import RolloutRecord
 from forge_ray.run_dir import RunDir, write_atomic
 
 
-def write_report(run: RunDir) -> None:
-    """Write `report.html` from the run's config, metrics, summary (made up where `summary.json` is missing), rollouts and call log."""
-    write_atomic(run.report, render(run))
+def write_report(run: RunDir, records: Sequence[RolloutRecord] | None = None) -> None:
+    """Write `report.html` from the run's config, metrics, summary (made up where `summary.json` is missing), rollouts and call log.
+    `records`: the run's, where they have been read already."""
+    write_atomic(run.report, render(run, records))
 
 
-def render(run: RunDir) -> str:
+def render(run: RunDir, records: Sequence[RolloutRecord] | None = None) -> str:
     """The page."""
-    summary, steps, records = _summary(run), read_metrics(run.metrics), read_records(run)
+    records = read_records(run) if records is None else records
+    summary, steps = _summary(run, records), read_metrics(run.metrics)
     by_label = evaluations(records)
     bound = _logprob_bound(run)
     body = [
@@ -81,11 +83,11 @@ def _untaught(summary: Summary) -> str:
     return f" <b>{count} of {summary.steps} steps trained nothing</b>: {SAME}." if count else ""
 
 
-def _summary(run: RunDir) -> Summary:
+def _summary(run: RunDir, records: Sequence[RolloutRecord]) -> Summary:
     try:
         return Summary.model_validate_json(run.summary.read_bytes())
     except (OSError, ValidationError):
-        return summarize(run)
+        return summarize(run, records)
 
 
 def _logprob_bound(run: RunDir) -> float | None:

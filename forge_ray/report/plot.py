@@ -11,7 +11,7 @@ from pathlib import Path
 
 from forge_ray.report.metrics import read_evaluation_steps, read_metrics
 from forge_ray.report.records import evaluation_points, evaluations, read_records
-from forge_ray.report.summary import summarize
+from forge_ray.report.summary import read_config
 from forge_ray.run_dir import RunDir
 
 COLOURS = ("#2563c9", "#c2410c", "#15803d", "#7c3aed", "#b45309", "#0e7490")
@@ -25,7 +25,7 @@ def plot_rewards(runs: Sequence[RunDir], out: Path, *, title: str = "") -> Path:
     axes = figure.subplots()
     for index, run in enumerate(runs):
         colour, steps = COLOURS[index % len(COLOURS)], [step for step in read_metrics(run.metrics) if step.reward_mean is not None]
-        name = f"seed {summarize(run).seed}: " if len(runs) > 1 else ""
+        name = f"seed {read_config(run).get('seed', 0)}: " if len(runs) > 1 else ""
         x, y = [step.step for step in steps], [step.reward_mean or 0.0 for step in steps]
         axes.plot(x, y, color=colour, linewidth=1.8, label=f"{name}training reward")
         if len(runs) == 1:

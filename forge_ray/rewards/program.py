@@ -73,7 +73,8 @@ def prepare(asked: Mapping[str, Any]) -> Rollout:
         )
         for call in recorded
     ]  # fmt: skip
-    spoken = [call for call in calls if call.kind == "agent" and call.status in ("finished", "length") and not call.superseded]
+    whole = [call for call in calls if call.status in ("finished", "length") and not call.superseded and call.delivered is not False]
+    spoken = [call for call in whole if call.kind == "agent"]
     return Rollout(
         asked["rollout"], asked["task"], Path(asked["task_directory"]), asked["harness"], asked["outcome"], calls,
         say(spoken[-1].ids) if spoken else "", workspace, dict(asked["rewards"]),

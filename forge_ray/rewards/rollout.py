@@ -67,7 +67,8 @@ class Rollout:
     calls: list[Call]
     """By completion; superseded and failed ones too."""
     final_text: str
-    """What the policy said last: the text of the last whole call of the outermost agent, without special tokens; "" where there is none."""
+    """What the policy said last: the text of the last whole call of the outermost agent that the harness got, without special tokens; ""
+    where there is none."""
     workspace: Path
     """A copy of the workspace as the harness left it; whatever is done to it is gone afterwards. Its files were written by the policy."""
     rewards: dict[str, float]

@@ -1,14 +1,15 @@
-"""One row of `TREE_SCHEMA` as arrays, and the row of fewer rollouts.
+"""Rows of `TREE_SCHEMA` as arrays, and what is cut out of them.
 
-`restrict` is how a step is cut: over ranks, and over the optimizer updates of a step. Several updates inside one trie would train a shared
-token under weights that its other emissions no longer see, so each update gets a trie of its own, of the rollouts that it trains.
+`restrict` is how a step is cut over ranks, `select` (of a `FlatTrie`, which the learner extends) over the optimizer updates of a step.
+Several updates inside one trie would train a shared token under weights that its other emissions no longer see, so each update gets a trie
+of its own, of the rollouts that it trains.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, fields, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 import pyarrow as pa
@@ -19,8 +20,8 @@ _NUMPY = {"int32": np.int32, "int64": np.int64, "float": np.float32, "double": n
 
 
 @dataclass(frozen=True)
-class Tree:
-    """Columns of one row, by name: see `tree_schema`. U tokens, E emissions, R rollouts."""
+class FlatTrie:
+    """The columns that training reads, by name: see `tree_schema`. U tokens depth first, E emissions, R rollouts."""
 
     ids: np.ndarray
     sub_end: np.ndarray
@@ -34,14 +35,33 @@ class Tree:
     weight: np.ndarray
     owner: np.ndarray
     call: np.ndarray
-    rollouts: list[str]
+    rollouts: Sequence[str]
+
+    def __len__(self) -> int:
+        return len(self.ids)
+
+    def select(self, emissions: np.ndarray) -> Self:
+        """Only these emissions (bool, (E,)), and the tokens that they are predicted from; the rollouts stay.
+
+        A token that no such emission lies below is left out, the last sampled token of a reply with it: it predicts nothing."""
+        kept = {name: getattr(self, name)[emissions] for name in PER_EMISSION}
+        predicting = np.zeros(len(self) + 1, np.int64)
+        predicting[1:] = np.bincount(kept["at"], minlength=len(self)).cumsum()
+        needed = predicting[self.sub_end] > predicting[:-1]
+        place = np.zeros(len(self) + 1, self.sub_end.dtype)
+        place[1:] = needed.cumsum()
+        kept |= {"at": place[kept["at"]], "sub_end": place[self.sub_end[needed]]}
+        return replace(self, ids=self.ids[needed], position=self.position[needed], **kept)
+
+
+@dataclass(frozen=True)
+class Tree(FlatTrie):
+    """One row."""
+
     groups: list[int]
     tasks: list[str]
     harnesses: list[str]
     rewards: list[float]
-
-    def __len__(self) -> int:
-        return len(self.ids)
 
     @property
     def trained(self) -> int:
@@ -70,32 +90,13 @@ class Tree:
 
 
 def restrict(tree: Tree, owners: Sequence[int]) -> Tree:
-    """The emissions in the loss (weight above 0) of the rollouts `owners`, rising, and the tokens that they are predicted from.
-
-    A token that no such emission lies below is left out, the last sampled token of a reply with it: it predicts nothing.
-    """
+    """The emissions in the loss (weight above 0) of the rollouts `owners`, rising, and the tokens that they are predicted from (`select`);
+    no other rollout."""
     chosen = np.zeros(len(tree.rollouts), np.bool_)
     chosen[list(owners)] = True
-    kept = np.flatnonzero(chosen[tree.owner] & (tree.weight > 0))
-    below = np.zeros(len(tree) + 1, np.int64)
-    below[1:] = np.cumsum(np.bincount(tree.at[kept], minlength=len(tree)))
-    needed = below[tree.sub_end] > below[:-1]
-    place = np.zeros(len(tree) + 1, np.int64)
-    place[1:] = np.cumsum(needed)
-    number = np.cumsum(chosen) - 1
-    columns: dict[str, Any] = {name: getattr(tree, name)[kept] for name in PER_EMISSION}
-    columns |= {name: [getattr(tree, name)[owner] for owner in np.flatnonzero(chosen)] for name in PER_ROLLOUT}
-    return replace(
-        tree,
-        **columns
-        | {
-            "ids": tree.ids[needed],
-            "sub_end": place[tree.sub_end[needed]].astype(np.int32),
-            "position": tree.position[needed],
-            "at": place[tree.at[kept]].astype(np.int32),
-            "owner": number[tree.owner[kept]].astype(np.int32),
-        },
-    )
+    kept = tree.select(chosen[tree.owner] & (tree.weight > 0))
+    columns: dict[str, Any] = {name: [getattr(tree, name)[owner] for owner in np.flatnonzero(chosen)] for name in PER_ROLLOUT}
+    return replace(kept, owner=(np.cumsum(chosen) - 1)[kept.owner].astype(kept.owner.dtype), **columns)
 
 
 def trees(table: pa.Table) -> list[Tree]:

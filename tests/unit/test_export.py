@@ -22,7 +22,7 @@ from forge_ray.run_dir import RunDir
 from forge_ray.trajectories import batch
 from forge_ray.trajectories.call import Call
 from forge_ray.trajectories.export import atif, chat, sequences
-from forge_ray.trajectories.export.marks import Marks, joined, messages
+from forge_ray.trajectories.export.marks import Marks, ends, joined, messages
 from forge_ray.trajectories.export.template import TemplateError, renderer
 from forge_ray.trajectories.export.text import Text, leaves
 from forge_ray.trajectories.store import calls as call_rows
@@ -206,6 +206,32 @@ def test_atif_has_every_call_with_its_tokens_and_the_shape_of_the_rollout(direct
     ]
     assert [one["trajectory_id"] for one in found["subagent_trajectories"]] == ["sub"]
     assert found["extra"]["reward"] == 1.0 and [step["step_id"] for step in found["steps"]] == list(range(1, 8))
+
+
+def test_a_reply_that_was_cut_within_a_word_like_a_mark_keeps_it(directory: Path, text: Text) -> None:
+    rig = Recorder(directory)
+    rig.ask(message("user", "u"), "if a <", end="", status="length")
+    assert next(chat.lines(row(), rig.calls, text))["messages"][-1] == {"role": "assistant", "content": "if a <"}
+    found = atif.document(row(), rig.calls, text)
+    assert found is not None and found["steps"][-1]["message"] == "if a <"
+    assert ends("<|im_end|>\n") == ["<|im_end|>\n", "<|im_end|>"] and ends(" </s><s>") == [" </s><s>", "</s><s>", " </s>", "</s>"]
+
+
+def test_atif_names_each_sub_agent_in_the_step_that_began_it_and_holds_it_there(directory: Path, text: Text) -> None:
+    rig = Recorder(directory)
+    first = rig.ask(message("user", "u"), "Two of you.")
+    left = rig.ask(message("user", "l"), "Left.", conversation="left", kind="subagent", spawned_by=first.id)
+    rig.ask(message("user", "r"), "Right.", conversation="right", kind="subagent", spawned_by=first.id)
+    rig.ask(message("user", "d"), "Deep.", conversation="deep", kind="subagent", spawned_by=left.id)
+    rig.ask(message("user", "t"), "Title.", conversation="title", kind="aux")
+    found = atif.document(row(), rig.calls, text)
+    assert found is not None and len(list(atif.calls(found))) == 5
+    results = found["steps"][-1]["observation"]["results"]
+    assert [one["subagent_trajectory_ref"] for one in results] == [[{"trajectory_id": "left"}], [{"trajectory_id": "right"}]]
+    inner = {one["trajectory_id"]: one for one in found["subagent_trajectories"]}
+    assert list(inner) == ["left", "right", "title"]
+    assert [one["trajectory_id"] for one in inner["left"]["subagent_trajectories"]] == ["deep"]
+    assert inner["left"]["steps"][-1]["observation"]["results"] == [{"subagent_trajectory_ref": [{"trajectory_id": "deep"}]}]
 
 
 def test_atif_writes_no_number_that_is_none_and_no_tool_call_that_cannot_be_read(directory: Path, text: Text) -> None:

@@ -8,6 +8,7 @@ import json
 import math
 import random
 import re
+import shutil
 from html.parser import HTMLParser
 from pathlib import Path
 
@@ -168,6 +169,10 @@ def test_a_whole_run(tmp_path: Path) -> None:
     assert "The run stops above 0.001." in seen
     assert re.search(r"held-out pass@1, step 6: ", text), "the evaluation in between is a point of the curve"
     assert f"<b>{summary['heldout']['after']['pass@1']:.2f}</b>" in text
+    records = read_records(run)
+    shutil.rmtree(run.rollouts)
+    run.summary.unlink()
+    assert html.render(run, records) == text, "records that were read are not read again"
 
 
 def test_the_examples_pair_one_task_before_and_after(tmp_path: Path) -> None:

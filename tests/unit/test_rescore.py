@@ -18,6 +18,7 @@ from forge_ray.sandboxes.archive import archive_tree
 from forge_ray.sandboxes.removal import remove_tree
 from forge_ray.trajectories.store import rescores
 from forge_ray.trajectories.store.reader import StoreReader
+from forge_ray.trajectories.store.schema import StoreError
 from tests.stored_run import archived, store, stored_run
 from tests.task_maker import make_task
 from tests.unit.making import make_call, make_record
@@ -126,6 +127,50 @@ def test_another_reward_function_and_weights(run: RunDir, tasks: Path, tmp_path:
     assert (record.outcome, record.reward) == (Outcome.VERIFIER, None), "a verdict that fails is never reward 0"
 
 
+def test_a_file_name_that_is_no_utf8_in_an_error_costs_no_verdict(
+    run: RunDir, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A function that complains of such a file; and what the record of a rollout makes of the same line."""
+    tree = tmp_path / "tree"
+    tree.mkdir()
+    Path(os.fsdecode(os.fsencode(tree) + b"/caf\xe9.txt")).write_text("x")
+    rollout(run, tasks, 0, None, 0.0, workspace_digest=archive_tree(tree, run.rollouts / "archive"))
+    rollout(run, tasks, 1, "42", 1.0)
+    (tmp_path / "judge.py").write_text(
+        "def strict(rollout):\n"
+        "    for file in rollout.workspace.iterdir():\n"
+        "        if file.name != 'answer.txt': raise ValueError(f'unexpected {file.name}')\n"
+        "    return 1\n"
+    )
+    monkeypatch.chdir(tmp_path)
+    assert main(["rollouts", "rescore", str(run.root), "--function", "judge.py:strict", "--weight", "strict=1"]) == 0
+    assert "2 rollouts judged" in capsys.readouterr().out
+    found = rows(run)
+    assert found["g00000-0.0"].outcome is Outcome.VERIFIER and "unexpected caf\ufffd.txt" in found["g00000-0.0"].detail
+    assert found["g00000-1.0"].reward == 1.0
+    record = make_record("g00000-0.0", None, detail="unexpected\n caf\udce9.txt")
+    assert record.detail == "unexpected caf\ufffd.txt" and type(record).model_validate_json(record.model_dump_json()) == record
+
+
+def test_verdicts_that_could_not_be_stored_are_stored_with_the_next(
+    run: RunDir, tasks: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for slot in range(3):
+        rollout(run, tasks, slot, "42", 0.0)
+    config, put, full = load(run.config), rescores.put, [True]
+
+    def once(*arguments: Any) -> None:
+        if full.pop() if full else False:
+            raise StoreError("no space left on device")
+        put(*arguments)
+
+    monkeypatch.setattr(rescores, "put", once)
+    monkeypatch.setattr("forge_ray.job.rescore.PART", 2)
+    with pytest.raises(StoreError, match="no space left"):
+        asyncio.run(rescore(config, run, stored(config, run), tasks=None, jobs=1, told=lambda _: None))
+    assert sorted(rows(run)) == ["g00000-0.0", "g00000-1.0"]
+
+
 def test_what_cannot_be_judged_is_said_and_changes_nothing(run: RunDir, tasks: Path, tmp_path: Path, capsys: Any) -> None:
     rollout(run, tasks, 0, "42", 1.0)
     rollout(run, tasks, 1, "41", 0.0, task="gone")
@@ -143,7 +188,7 @@ def test_what_cannot_be_judged_is_said_and_changes_nothing(run: RunDir, tasks: P
         (["--function", "nothing"], "names no function"),
         (["--weight", "x"], "is no weight"),
         (["--function", "no.py:f", "--weight", "f=1"], "does not exist"),
-        (["--function", f"{__file__}:f"], "nothing says what each is worth"),
+        (["--function", f"{__file__}:rows"], "nothing says what each is worth"),
         (["--outcome", "engine"], "no stored rollout is wanted"),
         (["--jobs", "0"], "sandboxes at a time"),
     ):

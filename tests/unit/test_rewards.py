@@ -72,6 +72,13 @@ def test_a_function_sees_tokens_text_the_workspace_and_the_verdict(ask: Callable
     assert scored.rewards == {"right": 1.0, "tokens": 2.0} and scored.calls == {"g00000-0.0/001": 0.25, "-1": 1.0}
 
 
+def test_the_final_text_is_one_that_the_harness_got(run: RunDir, ask: Callable[..., Scored]) -> None:
+    lost = make_call([1], [9], order=3, delivered=False)
+    source = "def f(rollout):\n    assert rollout.final_text == rollout.calls[1].text\n    return len(rollout.calls)\n"
+    store(run, [(make_record(ROLLOUT, 1.0), [lost])])
+    assert ask(source).rewards == {"f": 4.0}
+
+
 def test_a_plain_number_has_the_functions_name_and_numpys_are_numbers(ask: Callable[..., Scored]) -> None:
     assert ask("import numpy\ndef f(rollout): return numpy.float32(0.5)").rewards == {"f": 0.5}
 

@@ -97,6 +97,20 @@ def test_rollouts_of_several_runs_are_told_apart_and_grouped_anew_by_task_and_ha
     assert sorted(len(group) for group in small.groups) == [3, 4, 4] and small.left_out == {"rollouts left over when groups were made": 4}
 
 
+def test_recorded_groups_of_several_harnesses_need_a_config_that_compares_them() -> None:
+    mixed = [make_record(f"g{g:05d}-{n}.0", float(n), group=g, harness=("react", "codex")[n]) for g in range(2) for n in range(2)]
+    with pytest.raises(UserError, match=r"train.advantage.group_by: the recorded groups mix harnesses \(codex, react\)"):
+        stored_groups.plan(config(), [("a", mixed)])
+    assert len(stored_groups.plan(config(advantage={"group_by": "task"}), [("a", mixed)]).groups) == 2
+    anew = stored_groups.plan(config({"groups": "task_harness"}), [("a", [one.model_copy(update={"task_name": "t"}) for one in mixed])])
+    assert [{stored.record.harness for stored in group} for group in anew.groups] == [{"codex"}, {"react"}]
+
+
+def test_runs_of_one_name_are_told_apart_from_one_that_is_called_so() -> None:
+    plan = stored_groups.plan(config(), [(name, records(1)) for name in ("a", "a", "a-2", "a")])
+    assert plan.sources == ["a", "a-3", "a-2", "a-4"] and len({name for group in ids(plan) for name in group}) == 12
+
+
 def test_what_fills_no_step_is_refused_with_the_reasons() -> None:
     stored = [*records(1), *records(1, (1.0, 1.0))[:0], make_record("g00007-0.0", 1.0, group=7)]
     with pytest.raises(UserError, match=r"1 groups of stored rollouts can be trained, and a step takes 2 \(1 groups with a single"):

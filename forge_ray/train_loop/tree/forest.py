@@ -20,13 +20,14 @@ import pyarrow as pa
 from forge_ray.errors import ForgeRayError
 from forge_ray.train_loop.losses import Total
 from forge_ray.trajectories.split import partition
-from forge_ray.trajectories.tree_rows import trees
+from forge_ray.trajectories.tree_rows import FlatTrie, trees
+from forge_ray.trajectories.tree_schema import PER_EMISSION, PER_TOKEN, TREE_SCHEMA
 
-_PER_EMISSION = {
-    "at": np.int64, "token": np.int64, "logprobs": np.float32, "steps": np.int64, "temperature": np.float32, "advantage": np.float32,
-    "weight": np.float32, "owner": np.int64, "call": np.int64,
-}  # fmt: skip
-_KINDS = {"ids": np.int64, "sub_end": np.int64, "position": np.int64, **_PER_EMISSION}
+_KINDS = {
+    field.name: np.float32 if field.type.value_type == pa.float32() else np.int64
+    for field in TREE_SCHEMA
+    if field.name in (*PER_TOKEN, *PER_EMISSION)
+}
 
 
 class ForestError(ForgeRayError):
@@ -34,35 +35,8 @@ class ForestError(ForgeRayError):
 
 
 @dataclass(frozen=True)
-class Forest:
-    """U tokens depth first, E emissions, R rollouts."""
-
-    ids: np.ndarray
-    """int64, (U,)."""
-    sub_end: np.ndarray
-    """int64, (U,): one past the last flat index of the token's subtree."""
-    position: np.ndarray
-    """int64, (U,): depth."""
-    at: np.ndarray
-    """int64, (E,): flat index of the token whose logits predict the emission."""
-    token: np.ndarray
-    """int64, (E,)."""
-    logprobs: np.ndarray
-    """float32, (E,): as recorded at sampling, nats."""
-    steps: np.ndarray
-    """int64, (E,): version step of the weights that sampled it."""
-    temperature: np.ndarray
-    advantage: np.ndarray
-    weight: np.ndarray
-    """float32, (E,): above 0."""
-    owner: np.ndarray
-    """int64, (E,): index into `rollouts`."""
-    call: np.ndarray
-    """int64, (E,): ordinal of the sampling call in its rollout."""
-    rollouts: tuple[str, ...] = ()
-
-    def __len__(self) -> int:
-        return len(self.ids)
+class Forest(FlatTrie):
+    """The tries of a batch, one after another: whole numbers are int64, every weight is above 0. U tokens, E emissions, R rollouts."""
 
     @property
     def emissions(self) -> int:
@@ -79,19 +53,7 @@ class Forest:
 
     def describe(self, emission: int) -> str:
         """An emission, for a person."""
-        name = self.rollouts[self.owner[emission]] if self.rollouts else "rollout"
-        return f"{name}, call {self.call[emission]}, token {self.position[self.at[emission]] + 1}"
-
-    def select(self, emissions: np.ndarray) -> Forest:
-        """Only these emissions (bool, (E,)), and the tokens that they need."""
-        kept = {name: getattr(self, name)[emissions] for name in _PER_EMISSION}
-        predicting = np.zeros(len(self) + 1, np.int64)
-        predicting[1:] = np.bincount(kept["at"], minlength=len(self)).cumsum()
-        needed = predicting[self.sub_end] > predicting[:-1]
-        place = np.zeros(len(self) + 1, np.int64)
-        place[1:] = needed.cumsum()
-        kept["at"] = place[kept["at"]]
-        return Forest(self.ids[needed], place[self.sub_end[needed]], self.position[needed], **kept, rollouts=self.rollouts)
+        return f"{self.rollouts[self.owner[emission]]}, call {self.call[emission]}, token {self.position[self.at[emission]] + 1}"
 
     def shares(self, parts: int, seed: int | str | None = None) -> list[np.ndarray]:
         """The emissions (bool, (E,)) of `parts` sets of whole rollouts, balanced by trained tokens, drawn by `seed`; some may be empty."""

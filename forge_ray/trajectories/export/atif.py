@@ -3,7 +3,8 @@
 A call of the policy is one step of source `agent`: its text, its tool calls, and under `metrics` the token ids it was given and those it
 sampled with their logprobs, so that each call's tokens can be had back exactly (`calls`). What came between two calls is an observation
 (tool messages) or a step of its own. A conversation whose history was rewritten repeats it as steps with `is_copied_context`. Other
-conversations (of sub-agents, titles, compactions) are `subagent_trajectories`, named in the step that began them where that is known.
+conversations (of sub-agents, titles, compactions) are `subagent_trajectories`, each in the trajectory whose step began it and named there,
+where that is known.
 
 ATIF has no loss mask, no weight version and no reward: those are in `extra`. A number that is not finite is left out.
 """
@@ -35,14 +36,14 @@ def document(row: Mapping[str, Any], calls: Sequence[Call], text: Text) -> dict[
     if not groups:
         return None
     main = next((name for name, found in groups.items() if any(call.kind == "agent" for call in found)), next(iter(groups)))
-    others = {name: _trajectory(row, found, text, name) for name, found in groups.items() if name != main}
-    whole = _trajectory(row, groups[main], text, main)
-    spawned = {found[0].spawned_by: name for name, found in groups.items() if name != main and found[0].spawned_by}
-    for step in whole["steps"]:
-        if (name := spawned.get(step.get("extra", {}).get("call"))) is not None:
-            step.setdefault("observation", {"results": []})["results"].append({"subagent_trajectory_ref": [{"trajectory_id": name}]})
-    if others:
-        whole["subagent_trajectories"] = list(others.values())
+    made = {name: _trajectory(row, found, text, name) for name, found in groups.items()}
+    whole = made[main]
+    steps = {step["extra"]["call"]: step for one in made.values() for step in one["steps"] if "metrics" in step}
+    for name, owner in _owners(groups, main).items():
+        made[owner].setdefault("subagent_trajectories", []).append(made[name])
+        if (step := steps.get(groups[name][0].spawned_by or "")) is not None:
+            results = step.setdefault("observation", {"results": []})["results"]
+            results.append({"subagent_trajectory_ref": [{"trajectory_id": name}]})
     facts = ("rollout", "run", "task", "task_digest", "outcome", "detail", "purpose", "group", "step", "workspace_digest")
     extra = {name: row[name] for name in facts if row.get(name) is not None}
     if row["reward"] is not None and math.isfinite(row["reward"]):
@@ -53,16 +54,31 @@ def document(row: Mapping[str, Any], calls: Sequence[Call], text: Text) -> dict[
 
 def calls(found: Mapping[str, Any]) -> Iterator[dict[str, Any]]:
     """Of a document: `call`, `prompt_ids`, `ids`, `logprobs` of each call of the policy."""
-    for trajectory in (found, *found.get("subagent_trajectories", ())):
-        for step in trajectory["steps"]:
-            if "metrics" in step:
-                metrics = step["metrics"]
-                yield {
-                    "call": step["extra"]["call"],
-                    "prompt_ids": metrics["prompt_token_ids"],
-                    "ids": metrics["completion_token_ids"],
-                    "logprobs": metrics.get("logprobs"),
-                }
+    for step in found["steps"]:
+        if "metrics" in step:
+            metrics = step["metrics"]
+            yield {
+                "call": step["extra"]["call"],
+                "prompt_ids": metrics["prompt_token_ids"],
+                "ids": metrics["completion_token_ids"],
+                "logprobs": metrics.get("logprobs"),
+            }
+    for inner in found.get("subagent_trajectories", ()):
+        yield from calls(inner)
+
+
+def _owners(groups: Mapping[str, Sequence[Call]], main: str) -> dict[str, str]:
+    """Of each conversation but `main`: the one that a call of it began, where that is known and leads to `main`, else `main`. A reference
+    is resolved among the trajectories that lie in the one it is in."""
+    of_call = {call.id: name for name, made in groups.items() for call in made}
+    found: dict[str, str] = {}
+    for name in groups:
+        chain = [name]
+        while chain[-1] != main and len(chain) <= len(groups):
+            chain.append(of_call.get(groups[chain[-1]][0].spawned_by or "", main))
+        if name != main:
+            found[name] = chain[1] if chain[-1] == main else main
+    return found
 
 
 def _trajectory(row: Mapping[str, Any], made: Sequence[Call], text: Text, name: str) -> dict[str, Any]:

@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from forge_ray.trajectories.export.template import Message, Render, TemplateError
 
 ROLES = ("system", "user", "assistant", "tool")
+_PIECE = re.compile(r"<[^<>]*>|\[[^\[\]]*\]|\s+|[^<>\[\]\s]+|.")
+"""A special token as templates write them, white space, or other text."""
 _CALL = [{"type": "function", "id": "call00000", "function": {"name": "f", "arguments": {}}}]
 
 
@@ -132,11 +134,19 @@ class Marks:
         for match in re.compile(re.escape(close)).finditer(text, at):
             if match.end() == len(text) or self._open_at(text, match.end()) is not None:
                 return match.start(), close
-        # A generation prompt without a reply, or an early end.
-        for length in range(len(close), 0, -1):
-            if text.endswith(close[:length]) and len(text) - length >= at:
-                return len(text) - length, close[:length]
+        for end in ends(close):
+            if text.endswith(end) and len(text) - len(end) >= at:
+                return len(text) - len(end), end
         return None
+
+
+def ends(close: str) -> list[str]:
+    """What of a closing mark a reply may end with, the longest first: all of it, or without the white space before it, or without what a
+    template writes behind the end token (a line's end, the next begin token). Never a part of a token: a reply that was cut behind `x <`
+    ends with that."""
+    stops = {len(close), *(match.end() for match in _PIECE.finditer(close) if not match[0].isspace())}
+    found = {close[first:stop] for first in (0, len(close) - len(close.lstrip())) for stop in stops}
+    return sorted(found - {""}, key=len, reverse=True)
 
 
 def joined(head: str, parts: Sequence[Part]) -> str:

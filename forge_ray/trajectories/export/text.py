@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from forge_ray.trajectories.call import Call
-from forge_ray.trajectories.export.marks import Marks, Part, messages
+from forge_ray.trajectories.export.marks import Marks, Part, ends, messages
 from forge_ray.trajectories.export.template import Message, Render, TemplateError
 
 
@@ -44,10 +44,10 @@ class Text:
 
     def reply(self, call: Call) -> str:
         """The text of the sampled tokens, without the mark that ends a message."""
-        text, close = self.decode(call.ids), self.marks.close["assistant"]
-        for length in range(len(close), 0, -1):
-            if text.endswith(close[:length]):
-                return text[:-length]
+        text = self.decode(call.ids)
+        for end in ends(self.marks.close["assistant"]):
+            if text.endswith(end):
+                return text[: -len(end)]
         return text
 
 

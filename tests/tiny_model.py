@@ -1,7 +1,7 @@
 """A tiny random Qwen3-architecture model with its own BPE tokenizer and a tool-calling chat template, for tests of the real engine.
 
-Made in seconds and cached in the system's temporary directory under a digest of this file. Its weights are large enough that distributions
-differ from context to context: a wrong weight, a stale cache or a shifted logprob shows.
+The tokenizer is the conformance suite's. Made in seconds and cached in the system's temporary directory under a digest of both files.
+The weights are large enough that distributions differ from context to context: a wrong weight, a stale cache or a shifted logprob shows.
 """
 
 from __future__ import annotations
@@ -9,9 +9,10 @@ from __future__ import annotations
 import hashlib
 import os
 import shutil
-import sysconfig
 import tempfile
 from pathlib import Path
+
+from forge_ray.conformance import toy_model
 
 TEMPLATE = r"""
 {%- set opening = messages[0].content if messages and messages[0].role == 'system' else '' -%}
@@ -48,14 +49,11 @@ Tools, one JSON schema a line:
 {%- if add_generation_prompt -%}<|im_start|>assistant
 {% endif -%}
 """
-SPECIAL = ["<|endoftext|>", "<|im_start|>", "<|im_end|>"]
-MARKUP = ["<tool_call>", "</tool_call>", "<tool_response>", "</tool_response>", "<think>", "</think>"]
-VOCABULARY = 2048
 
 
 def tiny_model(*, tied: bool = True) -> Path:
     """The model's directory (config, safetensors in fp32, tokenizer, template); made at the first call on a machine."""
-    digest = hashlib.sha256(Path(__file__).read_bytes()).hexdigest()[:12]
+    digest = hashlib.sha256(b"".join(Path(file).read_bytes() for file in (__file__, toy_model.__file__))).hexdigest()[:12]
     target = Path(tempfile.gettempdir()) / f"forge-ray-tests-{os.getuid()}" / f"tiny-{digest}-{'tied' if tied else 'untied'}"
     if target.is_dir():
         return target
@@ -76,10 +74,10 @@ def _make(out: Path, tied: bool) -> None:
     import torch
     from transformers import Qwen3Config, Qwen3ForCausalLM
 
-    tokenizer = _tokenizer()
+    tokenizer = toy_model.tokenizer(TEMPLATE)
     tokenizer.save_pretrained(out)
     config = Qwen3Config(
-        vocab_size=VOCABULARY + len(MARKUP),
+        vocab_size=len(tokenizer),
         hidden_size=128,
         intermediate_size=256,
         num_hidden_layers=4,
@@ -90,7 +88,7 @@ def _make(out: Path, tied: bool) -> None:
         tie_word_embeddings=tied,
         bos_token_id=None,
         eos_token_id=tokenizer.convert_tokens_to_ids("<|im_end|>"),
-        pad_token_id=SPECIAL.index("<|endoftext|>"),
+        pad_token_id=toy_model.SPECIAL.index("<|endoftext|>"),
         dtype=torch.float32,
     )
     torch.manual_seed(0)
@@ -102,29 +100,3 @@ def _make(out: Path, tied: bool) -> None:
     # A model on the hub brings sampling defaults of its own: training must not obey them.
     model.generation_config.update(do_sample=True, temperature=0.6, top_k=20, top_p=0.9, repetition_penalty=1.1)
     model.save_pretrained(out)
-
-
-def _tokenizer():
-    from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
-    from transformers import PreTrainedTokenizerFast
-
-    library = Path(sysconfig.get_path("stdlib"))
-    texts = [
-        (library / name).read_text() for name in ("argparse.py", "asyncio/base_events.py", "json/encoder.py", "pathlib.py", "subprocess.py")
-    ]
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
-    trainer = trainers.BpeTrainer(
-        vocab_size=VOCABULARY, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
-    )
-    tokenizer.train_from_iterator(texts, trainer)
-    # Not special: they must survive detokenisation, where the tool parser looks for them.
-    tokenizer.add_tokens([AddedToken(text, normalized=False, special=False) for text in MARKUP])
-    return PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
-        eos_token="<|im_end|>",
-        pad_token="<|endoftext|>",
-        chat_template=TEMPLATE,
-        clean_up_tokenization_spaces=False,
-    )

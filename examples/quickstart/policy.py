@@ -76,10 +76,10 @@ def tokenizer() -> PreTrainedTokenizerFast:
 
     core = Tokenizer(models.BPE())
     pieces = Regex(r"-[a-z]+\.txt| ?[A-Za-z]+|\d| ?[^A-Za-z\d\s]+|\s")
-    core.pre_tokenizer = pre_tokenizers.Sequence(  # type: ignore[assignment]
+    core.pre_tokenizer = pre_tokenizers.Sequence(
         [pre_tokenizers.Split(pieces, "isolated"), pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
     )
-    core.decoder = decoders.ByteLevel()  # type: ignore[assignment]
+    core.decoder = decoders.ByteLevel()
     plain = [AddedToken(token, special=False, normalized=False) for token in PLAIN]
     special = [AddedToken(token, special=True, normalized=False) for token in SPECIAL]
     trainer = trainers.BpeTrainer(

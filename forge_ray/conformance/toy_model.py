@@ -10,6 +10,10 @@ from __future__ import annotations
 import json
 import sysconfig
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedTokenizerFast
 
 WINDOW = 400_000
 """Tokens."""
@@ -51,29 +55,35 @@ Tools, one JSON schema a line:
 _TEXTS = ("argparse.py", "asyncio/base_events.py", "json/encoder.py", "pathlib.py", "subprocess.py")
 
 
-def make(directory: Path) -> Path:
-    """Write the model to `directory` (a second or two) and return it."""
+def tokenizer(template: str = TEMPLATE) -> PreTrainedTokenizerFast:
+    """The tokenizer, made anew (a second); the same at every call on one Python."""
     from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, trainers
     from transformers import PreTrainedTokenizerFast
 
-    tokenizer = Tokenizer(models.BPE())
-    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
-    tokenizer.decoder = decoders.ByteLevel()
+    made = Tokenizer(models.BPE())
+    made.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    made.decoder = decoders.ByteLevel()
     trainer = trainers.BpeTrainer(
         vocab_size=VOCABULARY, special_tokens=SPECIAL, initial_alphabet=pre_tokenizers.ByteLevel.alphabet(), show_progress=False
     )
     library = Path(sysconfig.get_path("stdlib"))
-    tokenizer.train_from_iterator((library.joinpath(name).read_text() for name in _TEXTS), trainer)
+    made.train_from_iterator((library.joinpath(name).read_text() for name in _TEXTS), trainer)
     # Not special: the tool and reasoning parsers must see them in the text.
-    tokenizer.add_tokens([AddedToken(text, normalized=False, special=False) for text in MARKUP])
-    directory.mkdir(parents=True, exist_ok=True)
-    PreTrainedTokenizerFast(
-        tokenizer_object=tokenizer,
+    made.add_tokens([AddedToken(text, normalized=False, special=False) for text in MARKUP])
+    return PreTrainedTokenizerFast(
+        tokenizer_object=made,
         eos_token="<|im_end|>",
         pad_token="<|endoftext|>",
-        chat_template=TEMPLATE,
+        chat_template=template,
         clean_up_tokenization_spaces=False,
-    ).save_pretrained(directory)
+    )
+
+
+def make(directory: Path) -> Path:
+    """Write the model to `directory` (a second or two) and return it."""
+    directory.mkdir(parents=True, exist_ok=True)
+    words = tokenizer()
+    words.save_pretrained(directory)
     config = {
         "architectures": ["Qwen3ForCausalLM"],
         "model_type": "qwen3",
@@ -86,8 +96,8 @@ def make(directory: Path) -> Path:
         "head_dim": 32,
         "max_position_embeddings": WINDOW,
         "bos_token_id": None,
-        "eos_token_id": tokenizer.token_to_id("<|im_end|>"),
-        "pad_token_id": tokenizer.token_to_id("<|endoftext|>"),
+        "eos_token_id": words.convert_tokens_to_ids("<|im_end|>"),
+        "pad_token_id": words.convert_tokens_to_ids("<|endoftext|>"),
         "tie_word_embeddings": True,
         "torch_dtype": "float32",
     }

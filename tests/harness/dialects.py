@@ -2,25 +2,29 @@
 
 from __future__ import annotations
 
+from typing import Literal
+
 from forge_ray.harnesses.opencode import OpenCode, OpenCodeOptions
 from forge_ray.harnesses.zeroclaw import ZeroClaw, ZeroClawOptions
+
+Dialect = Literal["chat", "responses", "messages"]
 
 
 class OpenCodeResponses(OpenCode):
     class Options(OpenCodeOptions):
-        dialect: str = "responses"  # pyright: ignore[reportIncompatibleVariableOverride]
+        dialect: Dialect = "responses"
 
 
 class OpenCodeMessages(OpenCode):
     class Options(OpenCodeOptions):
-        dialect: str = "messages"  # pyright: ignore[reportIncompatibleVariableOverride]
+        dialect: Dialect = "messages"
 
 
 class ZeroClawResponses(ZeroClaw):
     class Options(ZeroClawOptions):
-        dialect: str = "responses"  # pyright: ignore[reportIncompatibleVariableOverride]
+        dialect: Dialect = "responses"
 
 
 class ZeroClawMessages(ZeroClaw):
     class Options(ZeroClawOptions):
-        dialect: str = "messages"  # pyright: ignore[reportIncompatibleVariableOverride]
+        dialect: Dialect = "messages"

@@ -12,7 +12,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from torch.multiprocessing.spawn import spawn
-from transformers import Qwen3Config, Qwen3ForCausalLM
+from transformers import Qwen3ForCausalLM
 
 from forge_ray.config import Config
 from forge_ray.run_dir import RunDir, next_incarnation, write_json
@@ -27,40 +27,12 @@ from forge_ray.train_loop.rows import Rows
 from forge_ray.train_loop.strategies import Strategy
 from forge_ray.train_loop.strategies.ddp import Replicated
 from forge_ray.train_loop.update import Guard, grpo_step
-
-CPU = torch.device("cpu")
-VOCABULARY = 40
+from tests.unit.learning import CPU, VOCABULARY, config, rollouts, small_model
 
 
-def small_model(seed: int = 0) -> Qwen3ForCausalLM:
-    torch.manual_seed(seed)
-    shape = Qwen3Config(
-        vocab_size=VOCABULARY, hidden_size=32, num_hidden_layers=2, num_attention_heads=2, num_key_value_heads=2, head_dim=16,
-        intermediate_size=64, tie_word_embeddings=True, max_position_embeddings=128,
-    )  # fmt: skip
-    return Qwen3ForCausalLM(shape).train()
-
-
-def config(**train: Any) -> Config:
-    return Config.model_validate(
-        {
-            "name": "x", "policy": {"model": "m"}, "harnesses": [{"name": "react"}], "tasks": {"train": "t", "heldout": "h"},
-            "train": {"steps": 4, "groups_per_step": 2, "group_size": 2, **train},
-        }
-    )  # fmt: skip
-
-
-def batch(model: torch.nn.Module, step: int, rollouts: int = 6) -> list[Row]:
+def batch(model: torch.nn.Module, step: int, count: int = 6) -> list[Row]:
     """Rows as the engine would have recorded them with the weights of `model`, at two temperatures."""
-    draw = np.random.default_rng(100 + step)
-    rows = []
-    for number in range(rollouts):
-        ids = draw.integers(1, VOCABULARY, int(draw.integers(8, 20))).astype(np.int64)
-        positions = np.sort(draw.choice(np.arange(1, len(ids)), 5, replace=False))
-        temperature = np.full(5, 1.0 if number % 2 else 0.7, np.float32)
-        zeros = np.zeros(5, np.float32)
-        advantage = np.full(5, 1.0 if number % 2 else -0.5, np.float32)
-        rows.append(Row(f"r{step}-{number}", ids, positions, zeros, advantage, np.ones(5, np.float32), temperature, np.full(5, step), 5))
+    rows = rollouts(step, count)
     for row in rows:
         with torch.no_grad():
             row.old_logprobs = forward.token_logprobs(model, forward.collate([row]))[0].numpy()
@@ -125,7 +97,7 @@ def test_the_mismatch_names_the_remedy_where_the_precisions_differ(engine: dict[
 def test_stale_tokens_are_checked_against_the_weights_that_sampled_them() -> None:
     model, settings, history = small_model(), config(optimizer={"lr": 1e-2}), WeightHistory(1)
     strategy = strategy_of(model, settings)
-    first, second = batch(model, 0), batch(model, 0, rollouts=4)
+    first, second = batch(model, 0), batch(model, 0, 4)
     step_of(strategy, first, settings, 0, history=history)
     trained = {name: value.clone() for name, value in model.state_dict().items()}
     with torch.no_grad():
@@ -171,7 +143,7 @@ def test_micro_batches_do_not_change_the_gradient() -> None:
 
 def test_two_ranks_with_ddp_make_the_same_step_as_one(tmp_path: Path) -> None:
     model, settings = small_model(), config(optimizer={"lr": 1e-3, "minibatches": 1})
-    rows = batch(model, 0, rollouts=5)
+    rows = batch(model, 0, 5)
     expected = step_of(strategy_of(model, settings), rows, settings, 0)
     spawn(_rank, args=(str(tmp_path), settings.model_dump(mode="json")), nprocs=2)
     for rank in range(2):
@@ -191,7 +163,7 @@ def _rank(rank: int, folder: str, tree: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"file://{folder}/store", rank=rank, world_size=2)
     model, settings = small_model(), Config.model_validate(tree)
-    rows = batch(model, 0, rollouts=5)
+    rows = batch(model, 0, 5)
     # Four rollouts here, one there, and a second micro-batch on one rank only.
     mine = rows[:4] if rank == 0 else rows[4:]
     settings = settings.model_copy(

@@ -7,6 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
+from transformers import PreTrainedModel
 
 from forge_ray.config import Config
 from forge_ray.job import retention
@@ -17,6 +18,7 @@ from forge_ray.train_loop import checkpoint
 from forge_ray.train_loop.learner import Learner
 from forge_ray.train_loop.losses import NotFinite
 from forge_ray.train_loop.rows import Rows
+from forge_ray.train_loop.strategies.ddp import Replicated
 from forge_ray.train_loop.update import Diverged
 from tests.unit import learning
 from tests.unit.making import make_record
@@ -29,8 +31,8 @@ def made(folder: Path, **optimizer: float) -> Learner:
 
 def state(learner: Learner) -> list[torch.Tensor]:
     """Weights and moments, copied."""
-    optimizer = learner.strategy.optimizer  # type: ignore[attr-defined]
-    moments = [value.clone() for entry in optimizer.state.values() for value in entry.values()]
+    assert isinstance(learner.strategy, Replicated)
+    moments = [value.clone() for entry in learner.strategy.optimizer.state.values() for value in entry.values()]
     return [value.clone() for value in learner.strategy.own()] + moments
 
 
@@ -89,7 +91,10 @@ def test_nan_from_the_policy_leaves_updates_out_until_there_are_too_many(tmp_pat
             output[..., 0, :] = float("nan")
         return output
 
-    learner.strategy.model.get_output_embeddings().register_forward_hook(spoil)  # type: ignore[operator]
+    assert isinstance(learner.strategy.model, PreTrainedModel)
+    head = learner.strategy.model.get_output_embeddings()
+    assert head is not None
+    head.register_forward_hook(spoil)
     for _ in range(2):
         good = batch(learner)
         poison = True

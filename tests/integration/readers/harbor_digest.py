@@ -3,6 +3,6 @@
 import sys
 from pathlib import Path
 
-from harbor.publisher.packager import Packager  # type: ignore[import-not-found]
+from harbor.publisher.packager import Packager
 
 print(f"sha256:{Packager.compute_content_hash(Path(sys.argv[1]))[0]}")

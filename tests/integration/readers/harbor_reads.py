@@ -4,7 +4,7 @@ import json
 import sys
 from pathlib import Path
 
-from harbor.utils.trajectory_validator import TrajectoryValidator  # type: ignore[import-not-found]
+from harbor.utils.trajectory_validator import TrajectoryValidator
 
 found = {}
 for file in sorted(Path(sys.argv[1]).glob("*.json")):

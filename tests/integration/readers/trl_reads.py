@@ -7,10 +7,10 @@ generating. Prints as JSON the token ids of the first, the labels of the second,
 import json
 import sys
 
-import datasets  # type: ignore[import-not-found]
+import datasets
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer  # type: ignore[import-not-found]
-from trl.trainer.sft_trainer import DataCollatorForLanguageModeling  # type: ignore[import-not-found]
+from trl import GRPOConfig, GRPOTrainer, SFTConfig, SFTTrainer
+from trl.trainer.sft_trainer import DataCollatorForLanguageModeling
 
 CHAT, ROWS, MODEL, CACHE = sys.argv[1:]
 tokenizer, model = AutoTokenizer.from_pretrained(MODEL), AutoModelForCausalLM.from_pretrained(MODEL)

@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from verl.trainer.ppo.core_algos import agg_loss, compute_grpo_outcome_advantage  # type: ignore[import-not-found]
+from verl.trainer.ppo.core_algos import agg_loss, compute_grpo_outcome_advantage
 
 space: dict[str, Any] = {"FILE": sys.argv[1]}
 exec(Path(sys.argv[2]).read_text(), space)

@@ -265,8 +265,9 @@ def _tasks(field: str, path: Path, config: Config) -> Finding:
         )
     if (refused := _rewards(tasks, config)) is not None:
         return refused
-    notes = sorted({note for task in tasks for note in task.notes})
-    return Finding(field, f"{len(tasks)} task{'s' * (len(tasks) != 1)}{f' ({notes[0]})' if notes else ''}")
+    notes = sorted({note for task in tasks for note in (*task.notes, *task.unenforced())})
+    noted = f" ({notes[0]}{f', and {len(notes) - 1} more' if len(notes) > 1 else ''})" if notes else ""
+    return Finding(field, f"{len(tasks)} task{'s' * (len(tasks) != 1)}{noted}")
 
 
 def _rewards(tasks: list[Task], config: Config) -> Finding | None:

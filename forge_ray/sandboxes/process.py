@@ -155,9 +155,7 @@ def _clear(directory: Path) -> None:
     """Kill what lives in a sandbox directory and remove it."""
     if survivors := processes.kill_marked(directory):
         raise SandboxError(f"processes {survivors} of {directory} survive SIGKILL")
-    remove_tree(directory)
-    with contextlib.suppress(OSError):  # others are still in it
-        directory.parent.rmdir()
+    _remove(directory)
 
 
 class ProcessSandbox:
@@ -369,7 +367,7 @@ def _ended_by(code: int | None) -> str:
 
 def _remove(directory: Path) -> None:
     remove_tree(directory)
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError):  # others are still in it
         directory.parent.rmdir()
 
 

@@ -63,10 +63,6 @@ class RunResult:
     def timed_out(self) -> bool:
         return self.limit == "time"
 
-    @property
-    def out_of_memory(self) -> bool:
-        return self.limit == "memory"
-
 
 @dataclass(frozen=True)
 class Leftover:

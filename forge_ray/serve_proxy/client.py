@@ -196,9 +196,7 @@ class ProxyClient:
         """The answer or the error of each replica that the handle knows; one error where it reaches none."""
         try:
             handle = self._handle or await asyncio.to_thread(self._make_handle)
-            # `results_async` would lose the answers that came when one does not.
-            found = await asyncio.wait_for(handle.broadcast(method, *arguments)._fetch_replica_results_async(), timeout_s)
-            return await asyncio.gather(*(_in_time(result, timeout_s) for result in found))
+            return await _each(handle.broadcast(method, *arguments), timeout_s)
         except Exception as error:
             return [error]
 
@@ -227,6 +225,16 @@ def nccl_sender(config: Config, rank: int, named: Callable[[], Iterator[tuple[st
     from forge_ray.serve_proxy.vllm_internals.nccl_trainer import NcclSender
 
     return NcclSender(config, rank, named)
+
+
+async def _each(response: Any, timeout_s: float) -> list[Any]:
+    """Of Serve's response to a broadcast: what each replica answered or raised, or that it said nothing.
+
+    By a private method: what Serve has in public (`results_async`, Ray 2.60) gives every answer or, when its time is up, none, so that one
+    silent replica would hide what the others said.
+    """
+    results = await asyncio.wait_for(response._fetch_replica_results_async(), timeout_s)
+    return await asyncio.gather(*(_in_time(result, timeout_s) for result in results))
 
 
 async def _in_time(result: Any, timeout_s: float) -> Any:

@@ -105,9 +105,9 @@ class Task:
 
     def unenforced(self) -> list[str]:
         """Limits that the process backend accepts but does not enforce, one line each."""
-        environment = self.spec.environment
+        environment, file = self.spec.environment, self.directory / "task.toml"
         wanted = {"cpus": environment.cpus, "storage_mb": environment.storage_mb}
-        return [f"task.toml: environment.{key} = {value}" for key, value in wanted.items() if value is not None]
+        return [f"{file}: environment.{key} = {value} is not enforced" for key, value in wanted.items() if value is not None]
 
     def _hard_coded(self) -> list[str]:
         """Absolute paths in the task's own texts that only a sandbox with its own file system has."""

@@ -1,4 +1,4 @@
-"""The README's examples do what they say, and its links lead somewhere."""
+"""The README's examples do what they say."""
 
 from __future__ import annotations
 
@@ -22,12 +22,6 @@ def blocks(language: str = "") -> list[str]:
     """The fenced blocks of one language."""
     fences = re.findall(r"^```(\w*)\n(.*?)^```$", README, re.MULTILINE | re.DOTALL)
     return [text for name, text in fences if name == language]
-
-
-def test_links_lead_somewhere() -> None:
-    targets = re.findall(r"\]\(([^)#:]+)\)", README) + re.findall(r'src="([^"]+)"', re.sub(r"<!--.*?-->", "", README, flags=re.DOTALL))
-    assert len(targets) > 4
-    assert [target for target in targets if not (ROOT / target).exists()] == []
 
 
 def test_the_harness_example(tmp_path: Path) -> None:

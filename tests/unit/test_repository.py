@@ -1,8 +1,9 @@
-"""What holds for the repository as a whole: light imports, the environment file, the generated pages."""
+"""What holds for the repository as a whole: light imports, the environment file, the generated pages, the links of all pages."""
 
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -64,3 +65,23 @@ def test_the_recording_page_names_every_event() -> None:
     page = (ROOT / "docs" / "recording.md").read_text()
     for event in ("session", "open", *call.END_EVENTS, "delivered", "undelivered", "superseded", "refused"):
         assert f"`{event}`" in page
+
+
+PAGES = sorted((*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")))
+
+
+def anchors(page: Path) -> set[str]:
+    """The names that GitHub gives to a page's headings."""
+    headings = re.findall(r"^#+ (.+)$", page.read_text(), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    text = re.sub(r"^```.*?^```", "", page.read_text(), flags=re.MULTILINE | re.DOTALL)
+    targets = re.findall(r'(?:\]\(|src=")([^)"\s]+)', text)
+    for target in targets:
+        name, _, anchor = target.partition("#")
+        found = page.parent / name if name else page
+        assert "://" in target or (found.exists() and (not anchor or anchor in anchors(found))), target
+    assert targets or page.name != "README.md"

@@ -265,7 +265,7 @@ async def test_memory_limit_of_a_task_acts_and_is_named(maker: Maker) -> None:
         small = await box.run(python("x = bytearray(400 << 20); print(len(x))"), deadline_s=LONG)
         assert small.exit_code == 0
         large = await box.run(python("x = bytearray(1536 << 20); print(len(x))"), deadline_s=LONG)
-        assert large.out_of_memory and large.exit_code == 1
+        assert (large.limit, large.exit_code) == ("memory", 1)
         assert "out of memory" in large.detail and "1024 MB" in large.detail
 
 

@@ -61,7 +61,7 @@ def test_the_older_memory_and_storage_forms_are_read_with_a_note(tmp_path: Path)
     task = load_task(make_task(tmp_path / "t", toml='version = "1.0"\n[environment]\nmemory = "1G"\nstorage = "2048M"'))
     assert (task.memory_mb, task.spec.environment.storage_mb, task.spec.schema_version) == (1024, 2048, "1.0")
     assert len(task.notes) == 3 and all(str(tmp_path / "t" / "task.toml") in note for note in task.notes)
-    assert task.unenforced() == ["task.toml: environment.storage_mb = 2048"]
+    assert task.unenforced() == [f"{task.directory}/task.toml: environment.storage_mb = 2048 is not enforced"]
 
 
 def test_the_new_form_wins_over_the_old_one(tmp_path: Path) -> None:
@@ -155,7 +155,7 @@ def test_what_the_process_sandbox_lacks_is_named(tmp_path: Path) -> None:
     for word in ("artifacts", "agent.user", "separate", "gpus", "windows", "no-network", "docker_image", "healthcheck", "steps"):
         assert word in named
     assert "Dockerfile:3: RUN apt-get install -y jq" in named and "/usr/src/app" in named
-    assert task.unenforced() == ["task.toml: environment.cpus = 2.0"]
+    assert task.unenforced() == [f"{task.directory}/task.toml: environment.cpus = 2.0 is not enforced"]
 
 
 def test_without_bubblewrap_literal_paths_are_named(tmp_path: Path) -> None:

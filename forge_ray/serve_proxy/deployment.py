@@ -147,12 +147,12 @@ class Policy:
         await self.updates.discard()
         return {"replica": self.replica, "version": self.recorder.version}
 
-    async def weight_transfer(self, step: str, info: dict[str, Any], version: str | None) -> dict[str, Any]:
+    async def weight_transfer(self, serial: str, step: str, info: dict[str, Any], version: str | None) -> dict[str, Any]:
         """See `Updates.transfer`. `info`: the step's own; of `init` with `offsets`, this replica's first rank by its id."""
         info = dict(info)
         if offsets := info.pop("offsets", None):
             info["rank_offset"] = offsets[self.replica]
-        await asyncio.shield(asyncio.ensure_future(self.updates.transfer(step, info, version, self.config.train.sync.pause)))
+        await asyncio.shield(asyncio.ensure_future(self.updates.transfer(serial, step, info, version, self.config.train.sync.pause)))
         return {"replica": self.replica, "version": self.recorder.version}
 
     async def status(self) -> dict[str, Any]:

@@ -36,6 +36,8 @@ class Updates:
         self._lock = asyncio.Lock()
         self._sending = False
         """A transfer has begun and holds the requests back."""
+        self._step_done = ""
+        """Serial of the last step of a transfer that was done."""
         self._staged: tuple[str, weights.WeightFiles, ExitStack] | None = None
 
     async def prepare(self, version: str, payload: Any) -> None:
@@ -79,14 +81,17 @@ class Updates:
                 await asyncio.to_thread(self._stage, *current)
                 await self._switch("keep")
 
-    async def transfer(self, step: str, info: dict[str, Any], version: str | None, pause: PauseMode) -> None:
-        """One step (init | start | update | finish) of vLLM's weight-transfer protocol, for a trainer that sends by nccl. Untested: no GPU
-        has run it."""
+    async def transfer(self, serial: str, step: str, info: dict[str, Any], version: str | None, pause: PauseMode) -> None:
+        """One step (init | start | update | finish) of vLLM's weight-transfer protocol, for a trainer that sends by nccl. Idempotent by
+        `serial`: one that is asked for twice is done once. Untested: no GPU has run it."""
         async with self._lock:
+            if serial == self._step_done:
+                return
             if step == "start" and not self._sending:
                 self._admission.pause()
                 self._sending = True
             await self._engine.transfer(step, info, version, pause=pause)
+            self._step_done = serial
             if step == "finish":
                 self._sent()
 

@@ -188,6 +188,8 @@ class RecordingLLM(Recording, AsyncLLM):
 
     broken: str | None = None
     _transfer_ready = False
+    _transferring = False
+    """A transfer has begun, and has not ended."""
 
     async def update_policy(self, found: WeightFiles, version: str, *, pause: PauseMode = "keep") -> None:
         """Load the weights in `found` as `version`. Running calls are frozen (`keep`), drained (`wait`) or ended (`abort`). The cached keys
@@ -202,6 +204,9 @@ class RecordingLLM(Recording, AsyncLLM):
             if not self._transfer_ready and transfer is not None and transfer.backend == file_weights.FILE_BACKEND:
                 await self.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
                 self._transfer_ready = True
+            if self._transferring:  # it failed half-way: the weights come by file
+                await self.collective_rpc("abandon_weight_update")
+                self._transferring = False
             await self.start_weight_update()
             await self.update_weights(WeightTransferUpdateRequest(update_info=asdict(found)))
             await self._finish_update(version)
@@ -216,6 +221,7 @@ class RecordingLLM(Recording, AsyncLLM):
             await self.init_weight_transfer_engine(WeightTransferInitRequest(init_info=info))
         elif step == "start":
             await self._pause(pause)
+            self._transferring = True
             await self.start_weight_update()
         elif step == "update":
             await self.update_weights(WeightTransferUpdateRequest(update_info=info))
@@ -231,6 +237,7 @@ class RecordingLLM(Recording, AsyncLLM):
 
     async def _finish_update(self, version: str) -> None:
         await self.finish_weight_update(weight_version=version)
+        self._transferring = False
         self.recorder.version = version
         await self.resume_generation()
 
@@ -351,7 +358,12 @@ async def make_app(engine: Engine, args: Namespace) -> Any:
 
 
 class WorkerExtension:
-    """Named to vLLM as the worker extension; its module is what the worker needs."""
+    """Named to vLLM as the worker extension, which the worker then is as well; its module is what the worker needs."""
+
+    def abandon_weight_update(self: Any) -> None:
+        """The update that was started gets no more weights and no end; the next one may start."""
+        self._weight_update_active = False
+        self.weight_transfer_engine.reset_weight_update_target()
 
 
 lifeline.follow()

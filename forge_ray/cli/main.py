@@ -38,7 +38,7 @@ def parser() -> argparse.ArgumentParser:
     top.add_argument("--version", action="version", version=f"forge-ray {__version__}")
     commands = top.add_subparsers(dest="command", metavar="command", required=True)
     made = {name: commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".") for name, text in COMMANDS.items()}
-    for name in ("check", "rollout", "eval", "serve", "ablate", "transfer"):
+    for name in ("check", "rollout", "serve", "ablate", "transfer"):
         made[name].add_argument("config", help="a run.yaml, or the directory of a run")
     made["train"].add_argument("config", nargs="?", help="a run.yaml")
     made["train"].add_argument("--resume", metavar="RUN", help="continue the run in this directory (no config)")
@@ -47,6 +47,8 @@ def parser() -> argparse.ArgumentParser:
     made["rollout"].add_argument("--task", required=True, metavar="T", help="name of a training or held-out task, or a task directory")
     made["rollout"].add_argument("--harness", metavar="H", help="name of a harness (default: the config's first)")
     made["rollout"].add_argument("--checkpoint", metavar="C", help="a checkpoint directory, or `latest`")
+    made["eval"].add_argument("config", nargs="?", help="a run.yaml, or the directory of a run")
+    made["eval"].add_argument("--resume", metavar="RUN", help="go on with the evaluation in this run directory (no config)")
     made["eval"].add_argument(
         "--checkpoint", metavar="C", help="a checkpoint directory, or `latest` of the run (default: the initial policy)"
     )

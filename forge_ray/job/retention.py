@@ -40,6 +40,8 @@ def prune(run: RunDir, train: Train, upto: int) -> list[Path]:
     protect = set()
     if train.loss.kl > 0 or train.lora is not None:
         protect.add(0)  # the reference policy; the base of the adapters
+    if train.sft is not None:
+        protect.add(0)  # what the supervised start made is nowhere else: what learning is measured against
     if train.keep_best is not None and (step := best(run, train.keep_best)) is not None:
         protect.add(step)
     checkpoint.prune(run, train.keep_checkpoints, upto=upto, protect=protect)

@@ -1,4 +1,4 @@
-"""Rollouts outside training: one of them (`forge-ray rollout`), or the held-out tasks (`forge-ray eval`).
+"""What runs outside training: one rollout (`forge-ray rollout`), the held-out tasks (`heldout`), the proxy alone.
 
 Each gets a run directory of its own beside the training run's, so that nothing that is evaluated can be taken for training data.
 """
@@ -12,12 +12,10 @@ from pathlib import Path
 from forge_ray.config import Config
 from forge_ray.errors import UserError
 from forge_ray.job import library, stall, state
-from forge_ray.job.evaluate import evaluate
 from forge_ray.job.run_log import run_log
 from forge_ray.job.runtime import Runtime
 from forge_ray.job.scheduler import TaskRef
 from forge_ray.model_files import policy_problem
-from forge_ray.report.phases import PhaseLog
 from forge_ray.report.progress import Progress
 from forge_ray.rollout import RolloutRecord, RolloutRequest
 from forge_ray.run_dir import RunDir, next_incarnation
@@ -72,28 +70,6 @@ def run_one(config: Config, run: RunDir, task: str, harness: str, model: Path | 
         progress.phase("rollout", f"{harness} at {reference.name}")
         request = RolloutRequest(key="single", purpose="eval", task=reference.path, task_name=reference.name, harness=harness)
         return await runtime.pools(client).run(request)
-
-    return in_runtime(config, run, work, first)
-
-
-def run_heldout(config: Config, run: RunDir, samples: int, model: Path | None) -> list[RolloutRecord]:
-    """`samples` rollouts of every held-out task."""
-
-    heldout: list[TaskRef] = []
-
-    async def first(runtime: Runtime) -> None:
-        heldout.extend((await runtime.tasks())[1])
-        if not heldout:
-            raise UserError("tasks.heldout is not set", where="forge-ray eval", fix="name the held-out tasks in the config")
-
-    async def work(runtime: Runtime, progress: Progress) -> list[RolloutRecord]:
-        client = await start_proxy(runtime, progress, model)
-        records: list[RolloutRecord] = []
-        with PhaseLog(run.phases).phase("eval"):
-            async for record in evaluate(config, runtime.pools(client), heldout, "eval", samples=samples):
-                records.append(record)
-                progress.evaluation("eval", records, len(heldout) * samples * len(config.harnesses))
-        return records
 
     return in_runtime(config, run, work, first)
 

@@ -26,8 +26,6 @@ log = logging.getLogger(__name__)
 
 _made: set[Path] = set()
 """Run directories that this process made."""
-_held: list[int] = []
-"""Open lock files: they stay open, and so locked, until this process ends."""
 
 
 def create(config: Config, *, training: bool = True) -> RunDir:
@@ -36,7 +34,7 @@ def create(config: Config, *, training: bool = True) -> RunDir:
     refuse_job_copy(root)
     if os.path.lexists(root) and not root.is_dir():
         raise UserError(f"{root} is no directory", where="runs", fix="remove it, or choose another name: name=…")
-    if root.exists() and any(root.iterdir()):
+    if root.exists() and not _unborn(root):
         raise UserError(
             f"run directory {root} exists",
             where="name",
@@ -48,7 +46,7 @@ def create(config: Config, *, training: bool = True) -> RunDir:
         run = RunDir(root).create(training=training)
     except OSError as error:
         raise UserError(f"cannot make {root} ({error.strerror})", where="runs", fix="give a directory you may write") from None
-    _hold(run)
+    hold(run.root)
     write_atomic(run.config, yaml.safe_dump(config.model_dump(mode="json"), sort_keys=False))
     write_json(run.state, {"incarnation": 0, "secret": secrets.token_hex(32)}, mode=0o600)
     return run
@@ -69,27 +67,37 @@ def reopen(where: str, runs: str | None = None) -> tuple[Config, RunDir]:
     run = RunDir(root.resolve())
     if not run.config.is_file() or not run.state.is_file():
         raise UserError(f"{where} is no run directory (no config.yaml and state.json in it)", where="--resume", fix="give <runs>/<name>")
-    _hold(run)
+    hold(run.root)
     config = load(run.config)
     # Before anything is started; what only the inputs tell is compared when they are there.
     schedule_print.check(run, schedule_print.of_config(config))
     return config, run.create()
 
 
-def _hold(run: RunDir) -> None:
-    """Make this process the one that drives `run`. Raises `UserError` if another one does."""
+def _unborn(root: Path) -> bool:
+    """Whether `root` holds nothing but what a start leaves that ended before the run had its identity."""
+    for entry in root.iterdir():
+        started = entry.name in (".lock", "config.yaml") or entry.name.startswith((".config.yaml.", ".state.json."))
+        if not started and not (entry.is_dir() and not any(entry.iterdir())):
+            return False
+    return True
+
+
+def hold(root: Path, what: str = "run") -> int:
+    """Make this process the one that is at work on the run (or study) in `root`: until it ends, or closes the file that is returned. Raises
+    `UserError` if another one is."""
     try:
-        handle = os.open(run.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        handle = os.open(root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
     except OSError as error:
-        raise UserError(f"cannot be written ({error.strerror})", where=str(run.root), fix="continue your own runs only") from None
+        raise UserError(f"cannot be written ({error.strerror})", where=str(root), fix="continue your own runs only") from None
     try:
         fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
     except BlockingIOError:
         os.close(handle)
-        raise UserError("another process is at work on this run", where=str(run.root), fix="wait for it or stop it first") from None
+        raise UserError(f"another process is at work on this {what}", where=str(root), fix="wait for it or stop it first") from None
     except OSError as error:  # a file system without locks
-        log.warning("%s cannot be locked (%s): make sure that one process at a time works on it", run.root, error)
-    _held.append(handle)
+        log.warning("%s cannot be locked (%s): make sure that one process at a time works on it", root, error)
+    return handle
 
 
 def refuse_job_copy(root: Path) -> None:

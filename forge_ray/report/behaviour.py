@@ -3,8 +3,9 @@
 An *action* is a tool call in a reply; its *result* is what stands between that reply and the next. Rules:
 
 - **generic shell**: the action's tool is one of `SHELLS` (by name, whatever its case).
-- **failed**: the result says so, by one of `FAILURES` (an exit code that is not 0, an error's own words).
-- **changes**: the tool's name says that it writes (`WRITES`), or a shell command does (`SHELL_WRITES`: a redirection, `sed -i`, `mv`, …).
+- **failed**: the result says so, by one of `CODES` (an exit code that is not 0) or `WORDS` (those of an error).
+- **changes**: the tool's name says that it writes (`WRITES`, but for `NOTES`), or a shell command does outside of quotes (`SHELL_WRITES`: a
+  redirection, `sed -i`, `mv`, …).
 
 Measures, over rollouts, each with a bootstrap interval over them:
 
@@ -18,6 +19,7 @@ Measures, over rollouts, each with a bootstrap interval over them:
 
 from __future__ import annotations
 
+import itertools
 import json
 import re
 from collections import defaultdict
@@ -31,16 +33,28 @@ SHELLS = frozenset(
     | {"execute_bash", "terminal", "local_shell", "container.exec", "computer_terminal"}
 )
 WRITES = re.compile(r"write|edit|replace|patch|create|insert|delete|move|rename|append", re.IGNORECASE)
+NOTES = re.compile(r"todo|plan|task|stdin|memory", re.IGNORECASE)
+"""Tools that write down what the agent means to do, or into a running program: no change of the work."""
+QUOTED = re.compile(r"(\b(?:ba|da|z)?sh\s+-\w*c\s*)?('[^']*'|\"(?:\\.|[^\"\\])*\")")
+"""A quoted word of a command, which is no command itself, unless a shell is given it."""
 SHELL_WRITES = re.compile(
-    r"(?<![<>=\-0-9&])>{1,2}(?!&)\s*(?!/dev/null)\S|\btee\b|\bsed\s+(-[a-zA-Z]*\s+)*-i|\b(mv|cp|rm|mkdir|rmdir|touch|ln|chmod|patch|truncate|dd)\s"
+    r"(?<![<>=\-0-9&])>{1,2}(?![&>])\s*(?!/dev/null)\S|\btee\b|\bsed\s+(-[a-zA-Z]*\s+)*-i|\b(mv|cp|rm|mkdir|rmdir|touch|ln|chmod|patch|truncate|dd)\s"
     r"|\bapply_patch\b|\bgit\s+(apply|commit|checkout|reset|mv|rm|add)\b|\b(pip|npm|apt|apt-get)\s+install\b"
 )
-FAILURES = re.compile(
-    r"exit(?:ed)?(?:[ _]with)?(?:[ _]code|[ _]status)?\s*[:=]?\s*(?:code\s*)?[1-9]\d*\b|returncode\s*[:=]\s*[1-9]|^\s*error\b|\berror:"
-    r"|<tool_use_error>|\"is_error\":\s*true|Traceback \(most recent call last\)|command not found"
-    r"|No such file or directory|Permission denied",
-    re.IGNORECASE | re.MULTILINE,
+CODES = re.compile(
+    r"(?:exit[ _-]?(?:code|status)|exited(?: with)?(?: code| status)?|return[ _]?code)\"?\s*[:=]?\s*-?[1-9]\d*\b"
+    r"|<tool_use_error>|\"is_error\":\s*true",
+    re.IGNORECASE,
 )
+"""What a harness says itself of an action that failed."""
+WORDS = re.compile(
+    r"\A\s*(?:<[^>]*>\s*)?error\b|\berror:(?!\s*\(none\))|Traceback \(most recent call last\)|command not found"
+    r"|No such file or directory|Permission denied",
+    re.IGNORECASE,
+)
+"""What programs say: anywhere in a shell's output, in the first line of what another tool gives (the rest may be a file's own text)."""
+_RESPONSE = re.compile(r"\s*(?:<tool_response>)?\s*(.*?)\s*</tool_response>", re.DOTALL)
+"""A result as templates of Qwen's family write it into a user message."""
 _HERMES = re.compile(r"<tool_call>\s*(\{.*?\})\s*</tool_call>", re.DOTALL)
 _NAMED = re.compile(r"<function=([^>\s]+)>(.*?)</function>", re.DOTALL)
 _MISTRAL = re.compile(r"\[TOOL_CALLS\]\s*(\[.*?\])\s*(?:$|</s>|\[/)", re.DOTALL)
@@ -63,11 +77,16 @@ class Action:
 
     @property
     def failed(self) -> bool:
-        return self.result is not None and FAILURES.search(self.result) is not None
+        if self.result is None:
+            return False
+        words = self.result if self.shell else self.result.strip().partition("\n")[0]
+        return CODES.search(self.result) is not None or WORDS.search(words) is not None
 
     @property
     def changes(self) -> bool:
-        return bool(SHELL_WRITES.search(self.arguments)) if self.shell else bool(WRITES.search(self.tool))
+        if self.shell:
+            return SHELL_WRITES.search(QUOTED.sub(lambda word: word[0] if word[1] else '""', self.arguments)) is not None
+        return WRITES.search(self.tool) is not None and NOTES.search(self.tool) is None
 
 
 @dataclass(frozen=True)
@@ -130,14 +149,16 @@ def actions(messages: Sequence[tuple[str, str]]) -> list[Action]:
         calls = tool_calls(text) if role == "assistant" else []
         if not calls:
             continue
-        results: list[str] = []
-        for later, answer in messages[place + 1 :]:
-            if later == "assistant":
-                break
-            results.append(answer)
+        results = _results(list(itertools.takewhile(lambda message: message[0] != "assistant", messages[place + 1 :])))
         each = results if len(results) == len(calls) else ["\n".join(results)] * len(calls) if results else [None] * len(calls)
         found += [Action(tool, arguments, result) for (tool, arguments), result in zip(calls, each, strict=True)]
     return found
+
+
+def _results(answers: Sequence[tuple[str, str]]) -> list[str]:
+    """The results among the messages behind a reply: those of tools, where any is."""
+    texts = [text for role, text in answers if role == "tool"] or [text for _, text in answers]
+    return [result for text in texts for result in _RESPONSE.findall(text) or [text]]
 
 
 def measure(trajectories: Iterable[Trajectory], known: Mapping[str, frozenset[str]]) -> Behaviour:

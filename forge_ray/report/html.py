@@ -5,13 +5,13 @@ Everything that came from a harness, a policy or a task is escaped; the page has
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 
 from pydantic import ValidationError
 
 from forge_ray.report import asynchrony
-from forge_ray.report.evaluation.comparison import compare
+from forge_ray.report.evaluation.comparison import compare_harnesses
 from forge_ray.report.evaluation.summary import estimate, outcomes_by_task
 from forge_ray.report.examples import Example, choose, trajectory_html
 from forge_ray.report.metrics import StepMetrics, read_evaluation_steps, read_metrics
@@ -157,14 +157,20 @@ def _heldout_table(summary: Summary, by_label: dict[str, list[RolloutRecord]]) -
     if not any(summary.heldout.values()):
         return '<p class="empty">no evaluation was made</p>'
     sides = {label: by_label.get(label, []) for label in ("before", "after")}
-    families = sorted({name for records in sides.values() for record in records if (name := family(record.task))})
-    rows = []
-    for name in families if len(families) > 1 else []:
-        cells = "".join(_cell(pass_at_1(r for r in records if family(r.task) == name)) for records in sides.values())
-        rows.append(f"<tr><th>{escape(name)}</th>{cells}</tr>")
+    rows = [*_part_rows(sides, lambda record: family(record.task)), *_part_rows(sides, lambda record: f"in {record.harness}")]
     total = "".join(_cell(summary.heldout.get(label)) for label in sides)
     rows.append(f'<tr class="total"><th>all tasks</th>{total}</tr>')
-    return f"<table><thead><tr><th>kind of task</th><th>before</th><th>after</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    return f"<table><thead><tr><th>tasks</th><th>before</th><th>after</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _part_rows(sides: Mapping[str, Sequence[RolloutRecord]], part: Callable[[RolloutRecord], str | None]) -> list[str]:
+    """A row for each part of the rollouts, where there are several."""
+    names = sorted({name for records in sides.values() for record in records if (name := part(record))})
+    rows = []
+    for name in names if len(names) > 1 else []:
+        cells = "".join(_cell(pass_at_1(record for record in records if part(record) == name)) for records in sides.values())
+        rows.append(f"<tr><th>{escape(name)}</th>{cells}</tr>")
+    return rows
 
 
 def _estimates_table(by_label: dict[str, list[RolloutRecord]]) -> str:
@@ -180,7 +186,8 @@ def _estimates_table(by_label: dict[str, list[RolloutRecord]]) -> str:
     head = "<tr><th>evaluation</th><th>pass@k</th><th>pass^k</th><th>flips</th></tr>"
     table = f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
     first, last = next(iter(found)), list(found)[-1]
-    compared = compare(outcomes_by_task(by_label[last]), outcomes_by_task(by_label[first])) if first != last else None
+    sides = [outcomes_by_task(by_label[label]) for label in (last, first)]
+    compared = compare_harnesses(*sides) if first != last else None
     return table + (f"<p>{escape(f'{last} against {first}, paired by task: {compared}')}</p>" if compared else "")
 
 

@@ -47,6 +47,13 @@ def test_tool_calls_are_found(text: str, found: list[tuple[str, str]]) -> None:
         ("python -m pytest", False),
         ("git diff", False),
         ("git add -A && git commit -m x", True),
+        ("ls >> /dev/null", False),
+        ("awk '$1 > 3' f", False),
+        ("grep 'rm -r' f", False),
+        ('python -c "print(2 > 1)"', False),
+        ("bash -lc 'echo hi > f'", True),
+        ('echo hi > "a file"', True),
+        ("cat > f <<'EOF'\nx\nEOF", True),
     ],
 )
 def test_what_changes_something(command: str, changes: bool) -> None:
@@ -54,6 +61,7 @@ def test_what_changes_something(command: str, changes: bool) -> None:
 
 
 def test_tools_that_write_change_something() -> None:
+    assert not any(Action(tool, "", "").changes for tool in ("TodoWrite", "write_todos", "update_plan", "write_stdin", "TaskCreate"))
     assert Action("apply_patch", "", "").changes and Action("Write", "x", "").changes and not Action("read_file", "> x", "").changes
 
 
@@ -67,6 +75,13 @@ def test_tools_that_write_change_something() -> None:
         ("exit_code=0", False),
         ("returncode: 2", True),
         ("no errors were found", False),
+        ("Command: ls\nDirectory: (root)\nOutput: a\nError: (none)\nExit Code: 0\nSignal: (none)", False),  # Qwen Code
+        ('{\n  "returncode": 0,\n  "output": "a"\n}', False),  # mini-swe-agent
+        ('{\n  "returncode": 1,\n  "output": ""\n}', True),
+        ("Chunk ID: 9b\nWall time: 0.1 seconds\nProcess exited with code 0\nOutput:\n", False),  # Codex
+        ("Exit code 2\nls: cannot access", True),  # Claude Code
+        ("if [ -z $1 ]; then exit 1; fi", False),
+        ("rates\nerror and mean", False),
         ("error: no such option", True),
         ("Traceback (most recent call last):\n  File", True),
         (None, False),
@@ -74,6 +89,12 @@ def test_tools_that_write_change_something() -> None:
 )
 def test_what_failed(result: str | None, failed: bool) -> None:
     assert Action("bash", "x", result).failed is failed
+
+
+def test_what_a_file_says_is_no_failure() -> None:
+    assert not Action("read_file", "f", "1\tdef f():\n2\t    print('error: no')").failed
+    assert Action("read_file", "f", "Error: no such file").failed
+    assert Action("Edit", "f", "<tool_use_error>not found</tool_use_error>").failed
 
 
 def test_results_belong_to_their_calls() -> None:
@@ -93,6 +114,14 @@ def test_results_belong_to_their_calls() -> None:
         ("d", "both in one"),
         ("e", None),
     ]
+
+
+def test_results_are_cut_out_of_what_a_template_puts_around_them() -> None:
+    both = "<tool_response>\none\n</tool_response>\n<tool_response>\ntwo\n</tool_response><|im_end|>"
+    talk = [("assistant", hermes("bash", command="a") + hermes("bash", command="b")), ("user", both)]
+    assert [action.result for action in actions(talk)] == ["one", "two"]
+    talk = [("assistant", hermes("bash", command="a")), ("tool", "one"), ("user", "a reminder: an error: is told so")]
+    assert [action.result for action in actions(talk)] == ["one"]
 
 
 def made(passed: bool, *steps: tuple[str, str, str], harness: str = "react") -> Trajectory:

@@ -16,7 +16,7 @@ from forge_ray.cli.eval import stored
 from forge_ray.errors import UserError
 from forge_ray.outcome import Outcome
 from forge_ray.report.evaluation import text
-from forge_ray.report.evaluation.comparison import compare, sign_flip
+from forge_ray.report.evaluation.comparison import compare, compare_harnesses, sign_flip
 from forge_ray.report.evaluation.intervals import bootstrap
 from forge_ray.report.evaluation.passes import all_of, at_least_one, by_task, flips, mean, powers
 from forge_ray.report.evaluation.summary import outcomes_by_task, summarize
@@ -46,18 +46,19 @@ def test_known_values() -> None:
 def test_tasks_without_enough_rollouts_are_left_out() -> None:
     passed = {"a": [True, False, True, True], "b": [False, False], "c": []}
     assert by_task(passed, at_least_one, 1) == {"a": 0.75, "b": 0.0} and by_task(passed, all_of, 4) == {"a": 0.0}
-    assert powers(passed) == [1, 2] and powers({"a": [True] * 6}) == [1, 2, 4, 6] and powers({}) == [] and mean([]) is None
+    assert powers([passed]) == [1, 2] and powers([{"a": [True] * 6}]) == [1, 2, 4, 6] and powers([{}]) == [] and mean([]) is None
 
 
-def test_the_interval_covers() -> None:
-    """Of 95 % intervals about 95 % hold the truth (30 tasks of differing difficulty, 4 rollouts)."""
+@pytest.mark.parametrize("tasks", [6, 30])
+def test_the_interval_covers(tasks: int) -> None:
+    """Of 95 % intervals about 95 % hold the truth, also with few tasks (of differing difficulty, 4 rollouts)."""
     random, hits = np.random.default_rng(1), 0
-    for _ in range(200):
-        shares = random.binomial(4, random.beta(2, 2, 30)) / 4
+    for _ in range(400):
+        shares = random.binomial(4, random.beta(2, 2, tasks)) / 4
         interval = bootstrap(shares.tolist())
         assert interval is not None and interval.low <= interval.mean <= interval.high
         hits += interval.low <= 0.5 <= interval.high
-    assert 178 <= hits <= 200
+    assert 368 <= hits <= 396
     assert bootstrap([]) is None and bootstrap([0.5]) == (0.5, 0.5, 0.5) and bootstrap([0.1, 0.9]) == bootstrap([0.1, 0.9])
 
 
@@ -114,11 +115,29 @@ def test_an_evaluation_by_harness_and_kind(tmp_path: Path) -> None:
     assert {k: round(i.mean, 3) for k, i in x.all_of.items()} == {1: 0.5, 2: 0.389, 4: 0.333}
     assert x.flips is not None and x.flips.mean == pytest.approx((0 + 2 / 3 + 0) / 3)
     assert found.by_kind["find"].rate.pass_at_1 == 0.125
-    assert len(outcomes_by_task(records)) == 6 and len(outcomes_by_task(records[:12])) == 3, "a task of two harnesses is two tasks"
+    assert outcomes_by_task(records)["x"]["a2"] == [True, True, False, False]
+    assert found.whole.all_of[1] == bootstrap([1.0, 0.75, 0.125]), "what two harnesses make of a task is one value of it"
     assert json.loads(json.dumps(found.tree(), allow_nan=False))["by_harness"]["x"]["pass^k"]["4"]["mean"] == pytest.approx(1 / 3)
     printed = "\n".join(text.lines(found))
     assert "pass^k" in printed and "by harness:\n  x  pass@1 0.500" in printed and "flip rate" in printed
     assert summarize([]) is None
+
+
+def test_evaluations_in_several_harnesses() -> None:
+    here = {"x": {"a": [True], "b": [True]}, "y": {"a": [True], "b": [False]}, "z": {"a": [True]}}
+    there = {"x": {"a": [False], "b": [False]}, "y": {"a": [True], "b": [False]}}
+    found = compare_harnesses(here, there)
+    assert found is not None and (found.tasks, found.here, found.there) == (2, 0.75, 0.25), "of the harnesses that both have"
+    assert (found.difference.mean, found.p) == (0.5, 0.5)
+    alone = compare_harnesses({"x": here["x"]}, {"z": {"a": [False]}})
+    assert alone is not None and alone.tasks == 1, "one against another harness"
+    assert compare_harnesses(here, {"w": {"a": [True]}, "v": {}}) is None
+
+
+def test_few_tasks_never_tell_two_apart() -> None:
+    found = compare({"a": [True], "b": [True]}, {"a": [False], "b": [False]})
+    assert found is not None and found.difference.low == 1.0
+    assert "does not tell the two apart" in "".join(text.comparison_lines("a", "b", found))
 
 
 def test_a_comparison_is_said_in_words() -> None:

@@ -8,6 +8,8 @@ observed one too and so is never 0.
 
 from __future__ import annotations
 
+from collections import defaultdict
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +19,8 @@ from forge_ray.report.evaluation.passes import Passed
 
 EXACT = 16
 """Tasks up to which every sign change is looked at."""
+SURE = 0.05
+"""Two evaluations are told apart by a `p` below this. (Their interval alone would tell apart what two tasks say, and one.)"""
 DRAWS = 20_000
 
 
@@ -46,15 +50,36 @@ class Comparison:
 
 def compare(here: Passed, there: Passed) -> Comparison | None:
     """The paired comparison; None where no task has rollouts in both."""
-    tasks = sorted(task for task in here if here[task] and there.get(task))
-    if not tasks:
+    return _of({task: [(here[task], there[task])] for task in here if here[task] and there.get(task)})
+
+
+def compare_harnesses(here: Mapping[str, Passed], there: Mapping[str, Passed]) -> Comparison | None:
+    """The same of evaluations in one or several harnesses: `{harness: {task: [passed, …]}}`. Compared are the harnesses that both have, and
+    a task's difference is its mean over them; one harness each is compared whatever they are."""
+    if len(here) == len(there) == 1:
+        return compare(*here.values(), *there.values())
+    pairs: dict[str, list[Pair]] = defaultdict(list)
+    for harness in sorted(here.keys() & there.keys()):
+        for task, samples in here[harness].items():
+            if samples and (others := there[harness].get(task)):
+                pairs[task].append((samples, others))
+    return _of(pairs)
+
+
+Pair = tuple[Sequence[bool], Sequence[bool]]
+
+
+def _of(pairs: Mapping[str, Sequence[Pair]]) -> Comparison | None:
+    if not pairs:
         return None
-    ours, theirs = (np.array([sum(side[task]) / len(side[task]) for task in tasks]) for side in (here, there))
+    ours, theirs = (
+        np.array([np.mean([np.mean(pair[side]) for pair in pairs[task]]) for task in sorted(pairs)], np.float64) for side in (0, 1)
+    )
     differences = ours - theirs
     interval = bootstrap(differences.tolist())
     assert interval is not None
     return Comparison(
-        tasks=len(tasks),
+        tasks=len(pairs),
         here=float(ours.mean()),
         there=float(theirs.mean()),
         difference=interval,

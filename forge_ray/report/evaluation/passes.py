@@ -42,9 +42,9 @@ def by_task(passed: Passed, estimate: Estimate, k: int) -> dict[str, float]:
     return {task: estimate(len(samples), sum(samples), k) for task, samples in passed.items() if len(samples) >= k}
 
 
-def powers(passed: Passed) -> list[int]:
-    """1, 2, 4, … up to the number of rollouts that every task has, which is the last one."""
-    most = min((len(samples) for samples in passed.values() if samples), default=0)
+def powers(parts: Iterable[Passed]) -> list[int]:
+    """1, 2, 4, … up to the number of rollouts that every task of every part has, which is the last one."""
+    most = min((len(samples) for passed in parts for samples in passed.values() if samples), default=0)
     found = [k for k in (1 << power for power in range(most.bit_length())) if k <= most]
     return found if not found or found[-1] == most else [*found, most]
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forge_ray.report.evaluation.intervals import Interval, bootstrap
-from forge_ray.report.evaluation.passes import Passed, all_of, at_least_one, by_task, flips, powers
+from forge_ray.report.evaluation.passes import Estimate, all_of, at_least_one, by_task, flips, powers
 from forge_ray.report.records import family, pass_at_1, passed
 from forge_ray.report.statistics import PassRate
 from forge_ray.rollout import RolloutRecord
@@ -55,14 +55,12 @@ class EvaluationSummary:
         return {**self.whole.tree(), **{name: {key: one.tree() for key, one in part.items()} for name, part in parts.items()}}
 
 
-def outcomes_by_task(records: Iterable[RolloutRecord]) -> dict[str, list[bool]]:
-    """`{task: [passed, …]}` of rated rollouts. A task that several harnesses tried is one task for each."""
-    records = list(records)
-    several = len({record.harness for record in records}) > 1
-    found: dict[str, list[bool]] = defaultdict(list)
+def outcomes_by_task(records: Iterable[RolloutRecord]) -> dict[str, dict[str, list[bool]]]:
+    """`{harness: {task: [passed, …]}}` of rated rollouts."""
+    found: dict[str, dict[str, list[bool]]] = defaultdict(lambda: defaultdict(list))
     for record in records:
-        found[f"{record.harness}: {record.task_name}" if several else record.task_name].append(passed(record))
-    return dict(found)
+        found[record.harness][record.task_name].append(passed(record))
+    return {harness: dict(tasks) for harness, tasks in found.items()}
 
 
 def summarize(records: Iterable[RolloutRecord]) -> EvaluationSummary | None:
@@ -79,18 +77,21 @@ def estimate(records: list[RolloutRecord]) -> Estimates | None:
     rate = pass_at_1(records)
     if rate is None:
         return None
-    tasks = outcomes_by_task(records)
+    harnesses = outcomes_by_task(records)
 
-    def of(function: Callable[[int, int, int], float], ks: list[int]) -> dict[int, Interval]:
-        found = {k: bootstrap(list(by_task(tasks, function, k).values())) for k in ks}
+    def of(function: Estimate, k: int) -> Interval | None:
+        # Tasks are what is drawn: what several harnesses make of one task is no further task.
+        values: dict[str, list[float]] = defaultdict(list)
+        for tasks in harnesses.values():
+            for task, value in by_task(tasks, function, k).items():
+                values[task].append(value)
+        return bootstrap([sum(several) / len(several) for several in values.values()])
+
+    def by_k(function: Estimate) -> dict[int, Interval]:
+        found = {k: of(function, k) for k in powers(harnesses.values())}
         return {k: interval for k, interval in found.items() if interval is not None}
 
-    ks = powers(tasks)
-    return Estimates(rate, of(at_least_one, ks), of(all_of, ks), _flips(tasks))
-
-
-def _flips(tasks: Passed) -> Interval | None:
-    return bootstrap(list(by_task(tasks, flips, 2).values()))
+    return Estimates(rate, by_k(at_least_one), by_k(all_of), of(flips, 2))
 
 
 def _parts(records: list[RolloutRecord], name: Callable[[RolloutRecord], str | None]) -> dict[str, Estimates]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from forge_ray.report.evaluation.comparison import Comparison
+from forge_ray.report.evaluation.comparison import SURE, Comparison
 from forge_ray.report.evaluation.summary import Estimates, EvaluationSummary
 
 
@@ -37,5 +37,5 @@ def comparison_lines(name: str, other: str, compared: Comparison | None) -> Iter
         yield f"{name} and {other} have no task in common"
         return
     yield f"{name} against {other}: {compared}"
-    if compared.difference.low <= 0 <= compared.difference.high:
-        yield "  the interval holds 0: this evaluation does not tell the two apart"
+    if compared.p >= SURE:
+        yield "  this evaluation does not tell the two apart"

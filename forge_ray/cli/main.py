@@ -129,6 +129,15 @@ OPTIONS = frozenset(
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code."""
+    code = _run(argv)
+    if "ray" in sys.modules:
+        from forge_ray.job import threads
+
+        threads.leave(code)  # Ray's own end of the process would let what is still inside it start another cluster
+    return code
+
+
+def _run(argv: Sequence[str] | None) -> int:
     try:
         parsed = arguments(argv)
         return importlib.import_module(f"forge_ray.cli.{parsed.command}").run(parsed)

@@ -41,6 +41,7 @@ def _stopped(command: Command, run: RunDir, directory: Path, record_property) ->
     while session.exists():
         assert time.monotonic() < end, f"{session} was not removed"
         time.sleep(0.2)
+    assert not list(session.parent.glob(f"session_*_{command.process.pid}")), "a call that was under way has started another cluster"
 
 
 def test_while_the_engine_starts_and_sft_runs(policy: Path, tmp_path: Path, record_property) -> None:

@@ -86,3 +86,25 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path: Path) -> None:
     process.terminate()
     out, err = process.communicate()
     assert process.returncode == 130 and err == "forge-ray: interrupted\n" and "stopped what ran" in out
+
+
+BUSY = """
+import atexit, sys, threading, time
+from types import SimpleNamespace
+
+sys.modules["ray"] = SimpleNamespace()
+atexit.register(lambda: print("Ray's own end"))
+from forge_ray.cli import main
+from forge_ray.job import threads
+
+if sys.argv[1] == "busy":
+    threading.Thread(target=time.sleep, args=[60], name=threads.NAME, daemon=True).start()
+sys.exit(main.main(["check", "nowhere.yaml"]))
+"""
+
+
+@pytest.mark.parametrize("state", ["busy", "idle"])
+def test_a_command_leaves_at_once_while_a_thread_is_inside_ray(tmp_path: Path, state: str) -> None:
+    done = subprocess.run([sys.executable, "-c", BUSY, state], capture_output=True, text=True, cwd=tmp_path)
+    assert done.returncode == 2 and "no such file" in done.stderr
+    assert ("Ray's own end" in done.stdout) is (state == "idle")

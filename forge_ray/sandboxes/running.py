@@ -90,12 +90,10 @@ class Running:
                 status = self._read_status()
                 if self._ended.done():
                     exit_code, cpu_seconds = self._reap()
+                if self._isolation == "none" and b"end" not in status:
+                    # The supervisor itself was killed: what it watched over may be anywhere now.
+                    await uncancelled(self._sweep())
         seconds = time.monotonic() - self._began
-        if self._isolation == "none" and b"end" not in status:
-            # The supervisor itself was killed: what it watched over may be anywhere now.
-            survivors = await asyncio.to_thread(processes.kill_marked, self._directory)
-            if survivors:
-                raise SandboxError(f"processes {survivors} of {self._directory} survive SIGKILL")
         if self._stopped.done():
             raise SandboxError("the sandbox was destroyed while a command ran in it")
         if b"ready" not in status and killed_by is None:
@@ -140,6 +138,10 @@ class Running:
             await asyncio.wait([self._ended], timeout=_GRACE_S)
         if not self._ended.done():
             raise SandboxError(f"process {self._process.pid} of {self._directory} survives SIGKILL")
+
+    async def _sweep(self) -> None:
+        if survivors := await asyncio.to_thread(processes.kill_marked, self._directory):
+            raise SandboxError(f"processes {survivors} of {self._directory} survive SIGKILL")
 
     @staticmethod
     def _send(pid: int, number: int) -> None:

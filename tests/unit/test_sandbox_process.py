@@ -147,6 +147,21 @@ async def test_killing_the_supervisor_frees_nobody(tmp_path: Path) -> None:
         assert result.exit_code == 137 and not alive(mark)
 
 
+async def test_cancelling_frees_nobody_whose_supervisor_was_killed(tmp_path: Path) -> None:
+    """As happens where it takes too long to end: on a machine that stands still."""
+    maker, mark = Maker(tmp_path, "none"), token()
+    async with await maker.sandbox() as box:
+        task = asyncio.create_task(box.run(["sh", "-c", f"setsid sh -c 'sleep 1000; : {mark}' & echo up; wait"], deadline_s=LONG))
+        while "up" not in box.log_text():
+            await asyncio.sleep(0.05)
+        assert box._running is not None
+        os.kill(box._running._process.pid, signal.SIGKILL)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+        assert not alive(mark)
+
+
 async def test_cancelling_kills(maker: Maker) -> None:
     mark = token()
     async with await maker.sandbox() as box:

@@ -40,8 +40,10 @@ class Training:
     def _start(self, root: Path) -> list[str]:
         if self.begun_by is None or not (root / self.begun_by / "summary.json").is_file():
             return []
-        model = [f"policy.model={start(root, self.begun_by)}", "train.sft=null"] if self.supervised else []
-        return [*model, "eval.before=false"]
+        if not self.supervised:
+            return ["eval.before=false"]
+        model = start(root, self.begun_by)
+        return [f"policy.model={model}", "train.sft=null", "eval.before=false"] if model.is_dir() else []
 
 
 @dataclass(frozen=True)

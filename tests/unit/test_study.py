@@ -109,9 +109,9 @@ def test_one_start_serves_all_settings_of_a_seed(config: Config, tmp_path: Path)
     found = ablation.settings(["loss.kl=0,0.1"])
     first, second = ablation.cells(sft, found, [3])
     assert not any("sft" in word or "before" in word for word in second.words(tmp_path)), "the first is not done"
-    first.done(tmp_path).parent.mkdir()
-    first.done(tmp_path).write_text("{}")
     start = tmp_path / first.name / "checkpoints" / "step-000000"
+    start.mkdir(parents=True)
+    first.done(tmp_path).write_text("{}")
     assert {f"policy.model={start}", "train.sft=null", "eval.before=false"} <= set(second.words(tmp_path))
     assert not any("step-000000" in word for word in ablation.cells(config, found, [3])[1].words(tmp_path)), "nothing was made at the start"
     for own in ("sft.lr=1e-3,1e-4", "proxy.max_call_tokens=1,2", "train.precision=float32,bfloat16"):

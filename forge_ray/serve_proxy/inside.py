@@ -1,6 +1,6 @@
 """A replica's inside in this process, without Ray and without weights: vLLM's app, the edge and the recording over the scripted engine.
 
-For what has to be rendered, parsed and recorded exactly as the served policy would be, such as a teacher's demonstrations.
+For what has to be rendered, parsed and recorded exactly as the served policy would be: a teacher's demonstrations, the template's audit.
 """
 
 from __future__ import annotations

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import os
 import sys
 import tempfile
 from collections.abc import Iterator
@@ -21,6 +20,7 @@ from typing import Any
 
 from forge_ray.config import Config, load
 from forge_ray.errors import UserError
+from forge_ray.serve_proxy.inside import Inside, inside
 from forge_ray.serve_proxy.template_writer import ANSWER, THOUGHT, TOOL, Format, Message, Writer
 
 ONE_SAMPLE = "the calls of a rollout merge into one sample"
@@ -48,15 +48,15 @@ class Scene:
 
 
 class Stage:
-    """The inside of a replica, and a harness in front of it."""
+    """A harness in front of a replica's inside."""
 
-    def __init__(self, edge: Any, http: Any, secret: bytes, calls: Path, model: str) -> None:
-        self._edge, self._http, self._secret, self._calls, self._model = edge, http, secret, calls, model
+    def __init__(self, server: Inside, model: str) -> None:
+        self._server, self._model = server, model
 
     async def ask(self, session: str, messages: list[Message], *, tools: bool = False) -> tuple[int, Message]:
         """Status and the reply's message (or the error)."""
         body: dict[str, Any] = {"model": self._model, "messages": messages, **({"tools": [TOOL]} if tools else {})}
-        answer = await self._post(session, "/v1/chat/completions", body)
+        answer = await self._server.post(session, "/v1/chat/completions", body)
         content = answer.json()
         if answer.status_code != 200:
             return answer.status_code, content.get("error", content)
@@ -66,26 +66,16 @@ class Stage:
     async def remind(self, session: str, messages: list[Message]) -> tuple[int, str]:
         """A request of the messages dialect, as Claude Code sends reminders. Status and the reply's text (or the error)."""
         body = {"model": self._model, "max_tokens": 512, "system": "Be brief.", "messages": messages}
-        answer = await self._post(session, "/v1/messages", body)
+        answer = await self._server.post(session, "/v1/messages", body)
         content = answer.json()
         if answer.status_code != 200:
             return answer.status_code, str((content.get("error") or {}).get("message"))
         return 200, "".join(block.get("text", "") for block in content["content"])
 
-    async def last(self, session: str) -> tuple[str, str | None]:
+    def last(self, session: str) -> tuple[str, str | None]:
         """How the session's last prompt continued, and why."""
-        from forge_ray.trajectories.call_log import CallLogReader
-
-        await self._edge.drained(session, 30)
-        reader = CallLogReader(self._calls)
-        reader.refresh()
-        call = reader.session(session)[-1]
+        call = self._server.recorded(session)[-1]
         return call.splice, call.reason
-
-    async def _post(self, session: str, path: str, body: dict[str, Any]) -> Any:
-        from forge_ray.serve_proxy.sessions import Sessions
-
-        return await self._http.post(f"/s/{Sessions(self._secret).issue(session, 'train')}{path}", json=body)
 
 
 def scenes(form: Format) -> Iterator[Scene]:
@@ -138,7 +128,7 @@ async def _answers(stage: Stage) -> Found:
     status, second = await stage.ask(session, [*messages, first, {"role": "user", "content": "more"}])
     if status != 200:
         return Found(topic, f"a second turn is refused ({second.get('message')})", False, "correct policy.chat_template")
-    return _continued(topic, "a second turn", *await stage.last(session))
+    return _continued(topic, "a second turn", *stage.last(session))
 
 
 async def _reminders(stage: Stage) -> Found:
@@ -154,7 +144,7 @@ async def _reminders(stage: Stage) -> Found:
     status, said = await stage.remind(session, messages)
     if status != 200:
         return Found(topic, f"{meaning} are refused on the second turn ({said})", False, fix)
-    splice, reason = await stage.last(session)
+    splice, reason = stage.last(session)
     found = _continued(topic, f"a turn with {meaning}", splice, reason)
     return found if found.good else replace(found, fix=fix)
 
@@ -181,7 +171,7 @@ async def _tools(stage: Stage, played: dict[str, Scene], parser: str | None) -> 
     status, second = await stage.ask(session, [*messages, reply, *results], tools=True)
     if status != 200:
         return Found(topic, f"a tool's result is refused ({second.get('message')})", False, "correct policy.chat_template")
-    found = _continued(topic, "a turn after a tool call", *await stage.last(session))
+    found = _continued(topic, "a turn after a tool call", *stage.last(session))
     if "audit-parallel" not in played:
         return replace(found, state=f"{found.state}; the template writes no two calls in one reply")
     status, reply = await stage.ask("audit-parallel", [{"role": "user", "content": "audit-parallel"}], tools=True)
@@ -213,7 +203,7 @@ async def _thoughts(stage: Stage, played: dict[str, Scene], form: Format, parser
     status, second = await stage.ask(session, [*messages, reply, {"role": "user", "content": "more"}])
     if status != 200:
         return Found(topic, f"a turn after reasoning is refused ({second.get('message')})", False, "correct policy.chat_template")
-    splice, reason = await stage.last(session)
+    splice, reason = stage.last(session)
     if splice == "fork":
         state = f"{parser} reads reasoning back; the template strips it from earlier turns ({reason}): {MANY_SAMPLES} for each user turn"
         return Found(topic, state, False, "use a template that keeps reasoning, if the deployed model has it too")
@@ -247,41 +237,14 @@ def _other_calls(status: int, reply: Message, commands: list[str]) -> str | None
 
 async def audit(config: Config, model_dir: str, directory: Path) -> list[Found]:
     """Audit the template of `model_dir` as `config` serves it. `directory`: an empty one for the recording."""
-    import httpx
-
-    from forge_ray.serve_proxy import vllm_internals
-    from forge_ray.serve_proxy.admission import Admission
-    from forge_ray.serve_proxy.edge import Edge, EdgeSettings
-    from forge_ray.serve_proxy.recording import Recorder
     from forge_ray.serve_proxy.scripted_engine import Rule, Script
-    from forge_ray.serve_proxy.session_index import SessionIndex
-    from forge_ray.serve_proxy.sessions import Sessions
-    from forge_ray.trajectories.call_log import CallLogWriter
 
-    script = directory / "script.json"
-    script.write_text('[{"say": "x"}]')
-    # No limits: they are of no interest here.
-    proxy = type(config.proxy)()
-    config = config.model_copy(update={"proxy": proxy, "policy": config.policy.model_copy(update={"script": str(script)})})
-    args = vllm_internals.parse_arguments(config, model_dir)
-    engine: Any = vllm_internals.make_engine(config, args)
     template = Path(config.policy.chat_template).read_text() if config.policy.chat_template else None
-    form = Writer(engine.tokenizer, template).format(thinks="reasoning_parser" in config.policy.server)
-    rules = [{"if": scene.name, "turn": turn, "say": text} for scene in scenes(form) for turn, text in enumerate(scene.says)]
-    engine.script = Script([Rule.model_validate(rule) for rule in rules])
-    log, index, secret = CallLogWriter(directory / "calls" / "audit.jsonl"), SessionIndex("audit", proxy.limits), os.urandom(32)
-    window = int(engine.model_config.max_model_len)
-    engine.recorder = Recorder(log=log, index=index, proxy=proxy, window=window, version="0.0", refusals=vllm_internals.REFUSALS)
-    admission = engine.recorder.admission = Admission.of(proxy, 16)
-    try:
-        app = await vllm_internals.make_app(engine, args)
-        settings = EdgeSettings.of(config, window, directory)
-        edge = Edge(app, settings=settings, sessions=Sessions(secret), index=index, log=log, admission=admission)
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(edge), base_url="http://audit", timeout=120) as http:
-            return await play(Stage(edge, http, secret, log.path.parent, config.policy.served_name), form, config)
-    finally:
-        engine.shutdown()
-        log.close()
+    async with inside(config, model_dir, directory) as server:
+        form = Writer(server.engine.tokenizer, template).format(thinks="reasoning_parser" in config.policy.server)
+        rules = [{"if": scene.name, "turn": turn, "say": text} for scene in scenes(form) for turn, text in enumerate(scene.says)]
+        server.engine.script = Script([Rule.model_validate(rule) for rule in rules])
+        return await play(Stage(server, config.policy.served_name), form, config)
 
 
 def main() -> None:

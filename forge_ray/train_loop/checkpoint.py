@@ -15,13 +15,15 @@ import os
 import re
 import shutil
 import zipfile
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_ray.errors import ForgeRayError
 from forge_ray.model_files import model_problem, safetensors_problem
 from forge_ray.run_dir import RunDir
+from forge_ray.train_loop import room
 
 if TYPE_CHECKING:
     from forge_ray.train_loop.ranks import Ranks
@@ -101,18 +103,48 @@ def problem(directory: Path) -> str | None:
     )
 
 
+def sweep(run: RunDir) -> None:
+    """Remove what saves and removals that were cut off have left. For whoever writes the checkpoints, before it does."""
+    for left in run.checkpoints.glob(".step-*"):
+        shutil.rmtree(left, ignore_errors=True)
+
+
+def read(run: RunDir, step: int) -> dict[str, Any]:
+    """`trainer.json` of a checkpoint that is whole."""
+    return json.loads((path(run, step) / "trainer.json").read_text())
+
+
 def save(
     run: RunDir, step: int, strategy: Strategy | None, ranks: Ranks, *, model: Any, lora: Any, tokenizer_from: Path, extra: dict[str, Any]
 ) -> Path:
     """Write the checkpoint of `step` durably; an existing one of the same step is replaced. Collective; complete when it returns.
 
     Without a `strategy` (nothing is trained yet) the whole of `model` is written, and no optimizer. `lora`: peft's model around it, or
-    None. `extra` must be JSON.
+    None. `extra` must be JSON. Raises `DiskFull`.
     """
-    import torch
-
     target = path(run, step)
     temporary = target.with_name(f".{target.name}.writing")
+    with _removed_if_failed(temporary), room.needed(f"the checkpoint of step {step}", run.checkpoints):
+        _save(temporary, target, step, strategy, ranks, model, lora, tokenizer_from, extra)
+    return target
+
+
+@contextmanager
+def _removed_if_failed(directory: Path) -> Iterator[None]:
+    """Half a checkpoint would take the room that the next one needs."""
+    try:
+        yield
+    except Exception:
+        shutil.rmtree(directory, ignore_errors=True)
+        raise
+
+
+def _save(
+    temporary: Path, target: Path, step: int, strategy: Strategy | None, ranks: Ranks, model: Any, lora: Any, tokenizer_from: Path,
+    extra: dict[str, Any],
+) -> None:  # fmt: skip
+    import torch
+
     if ranks.rank == 0:
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
@@ -135,7 +167,6 @@ def save(
         (temporary / "trainer.json").write_text(json.dumps(extra))
         _make_final(temporary, target)
     ranks.meet()
-    return target
 
 
 def rng_name(rank: int) -> str:
@@ -190,7 +221,7 @@ def restore(run: RunDir, step: int, strategy: Strategy, ranks: Ranks) -> dict[st
 
     directory = path(run, step)
     try:
-        extra = json.loads((directory / "trainer.json").read_text())
+        extra = read(run, step)
         wrote = {
             "train.strategy": (extra.get("strategy", strategy.name), strategy.name),
             "train.workers": (extra.get("world"), ranks.world),

@@ -252,10 +252,13 @@ def collate(rows: Sequence[Row], device: torch.device | str = "cpu", *, packed: 
     )
 
 
-def token_logprobs(model: torch.nn.Module, batch: Microbatch, *, entropy: bool = False) -> tuple[Tensor, Tensor | None]:
+def token_logprobs(
+    model: torch.nn.Module, batch: Microbatch, *, entropy: bool = False, entropy_gradient: bool = True
+) -> tuple[Tensor, Tensor | None]:
     """Log-probability (nats, float32, (n,)) of every trained token, and the entropy of its distribution where asked for.
 
-    `model` is a Hugging Face causal language model, or DDP around one. Gradients flow unless the caller turned them off.
+    `model` is a Hugging Face causal language model, or DDP around one. Gradients flow unless the caller turned them off; the entropy's,
+    whose graph holds two values for each trained token and entry of the vocabulary, only with `entropy_gradient`.
     """
     head = _head(model)
 
@@ -276,7 +279,8 @@ def token_logprobs(model: torch.nn.Module, batch: Microbatch, *, entropy: bool =
     logprobs = logits.gather(1, batch.targets.unsqueeze(1)).squeeze(1) - normaliser
     if not entropy:
         return logprobs, None
-    return logprobs, normaliser - ((logits - normaliser.unsqueeze(1)).exp() * logits).sum(-1)
+    with torch.set_grad_enabled(entropy_gradient and torch.is_grad_enabled()):
+        return logprobs, normaliser - ((logits - normaliser.unsqueeze(1)).exp() * logits).sum(-1)
 
 
 def _head(model: torch.nn.Module) -> torch.nn.Module:

@@ -9,6 +9,7 @@ Everything that several ranks do together (`train`, `publish`, `save`) they must
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import torch
 
 from forge_ray.config import Config
 from forge_ray.run_dir import RunDir
-from forge_ray.train_loop import checkpoint, lora, models, parts, weight_sync
+from forge_ray.train_loop import checkpoint, lora, models, parts, recipe, weight_sync
 from forge_ray.train_loop.history import WeightHistory
 from forge_ray.train_loop.part import Part, Passes
 from forge_ray.train_loop.ranks import Ranks
@@ -51,6 +52,7 @@ class Learner:
         train = config.train
         torch.manual_seed(config.seed)
         found = self._resume_point()
+        self._unknown = range(0) if found is None else self._weights_of_then(found)
         self._lora: Any = None
         if found is None:
             self._model: Any = self._load(initial)
@@ -70,9 +72,7 @@ class Learner:
             lockstep=self.strategy.lockstep, autocast=train.precision == "bfloat16", packed=packed,
         )  # fmt: skip
         if train.builder == "tree":
-            from forge_ray.train_loop.tree import model as tree_model
-
-            tree_model.check(self.strategy.module)
+            self._check_tree(self.strategy.module)
         self._others = self._other_policies(teacher)
         self._history, self._guard = WeightHistory(train.max_staleness), Guard(train.optimizer)
         self.restored = checkpoint.restore(run, self.step, self.strategy, ranks) if self.step else None
@@ -82,7 +82,7 @@ class Learner:
         """Train the batch of the current step; returns the step's metrics. Collective."""
         metrics = grpo_step(
             self.strategy, part, self.config, self.step,
-            others=self._others, history=self._history, guard=self._guard, passes=self.passes,
+            others=self._others, history=self._history, guard=self._guard, passes=self.passes, unknown=self._unknown,
         )  # fmt: skip
         self.step += 1
         return metrics
@@ -108,7 +108,11 @@ class Learner:
 
     def _save(self, strategy: Any, step: int, metrics: dict[str, Any] | None) -> Path:
         # With the step's metrics: a driver that dies before it has written them down would leave a hole in the resumed run's.
-        extra = {"incarnation": self._incarnation, "seed": self.config.seed, "metrics": metrics}
+        unknown = [self._unknown.start, self._unknown.stop]
+        extra = {
+            "incarnation": self._incarnation, "seed": self.config.seed, "metrics": metrics, "recipe": recipe.of(self.config),
+            "unknown": unknown,
+        }  # fmt: skip
         written = checkpoint.save(
             self.run, step, strategy, self._ranks, model=self._model, lora=self._lora, tokenizer_from=self._initial, extra=extra
         )
@@ -119,6 +123,7 @@ class Learner:
         """Rank 0's view of the newest checkpoint, on every rank."""
         found = -1
         if self._ranks.rank == 0:
+            checkpoint.sweep(self.run)
             newest, damaged = checkpoint.newest(self.run)
             for what in damaged:
                 self._tell({"kind": "note", "text": f"a checkpoint is left out: {what}"})
@@ -126,9 +131,40 @@ class Learner:
         found = self._ranks.most(found)
         return None if found < 0 else found
 
+    def _weights_of_then(self, step: int) -> range:
+        """Versions after the checkpoint of `step` whose weights do not come again, because the config has changed since they were made:
+        stored tokens of theirs are trained like all others, but there is nothing to check them against."""
+        kept, stored = checkpoint.read(self.run, step), self._stored()
+        then = kept.get("recipe", {})
+        if step and (adapters := then.get("train.lora")) != (now := recipe.of(self.config)["train.lora"]) and "train.lora" in then:
+            where = checkpoint.path(self.run, step)
+            raise checkpoint.CheckpointError(f"{where} was written with train.lora = {adapters}, now it is {now}: start a new run from it")
+        changed = recipe.changes(then, self.config)
+        unknown = range(*kept.get("unknown", (0, 0)))
+        if changed:
+            self._tell({"kind": "note", "text": f"going on from step {step} under another config: {'; '.join(changed)}"})
+            unknown = range(unknown.start if unknown else step + 1, max(unknown.stop, stored + 1))
+        return unknown
+
+    def _stored(self) -> int:
+        """Steps whose batches are stored, so that weights of as many versions may have been served. Rank 0's view on every rank."""
+        from forge_ray.trajectories.store.location import Location
+        from forge_ray.trajectories.store.samples import SampleStore
+
+        found = 0
+        if self._ranks.rank == 0:
+            where = Location.of_run(self.config.store.location, self.config.name, self.run.data)
+            found = max(SampleStore(where).steps, default=-1) + 1
+        return self._ranks.most(found)
+
     def _load(self, directory: Path) -> Any:
         self._tell({"kind": "progress", "phase": "trainer", "detail": f"loading {directory.name}"})
         return models.load(directory)
+
+    def _check_tree(self, model: Any) -> None:
+        from forge_ray.train_loop.tree import model as tree_model
+
+        tree_model.check(model)
 
     def _publish_base(self) -> str:
         """The base that adapters are added to, written once per run."""
@@ -150,14 +186,22 @@ class Learner:
 
             others["reference_logprobs"] = base
         elif loss.kl > 0:
-            others["reference_logprobs"] = self._scorer(checkpoint.path(self.run, 0))
+            before = checkpoint.path(self.run, 0)
+            if not before.is_dir():
+                raise checkpoint.CheckpointError(
+                    f"train.loss.kl = {loss.kl:g} needs the policy before the first step, and {before} is gone: it is kept only where "
+                    "train.loss.kl is above 0 from the first step on"
+                )
+            others["reference_logprobs"] = self._scorer(before)
         if teacher is not None:
             others["teacher_logprobs"] = self._scorer(teacher)
         return others
 
     def _scorer(self, directory: Path) -> Scorer:
         model = self._load(directory)
-        if self.passes.packed:
-            models.attention.use(model)
+        # A teacher may be another architecture than the policy: what is exact for one is asked of the other too.
+        if self.config.train.builder == "tree":
+            self._check_tree(model)
+        passes = replace(self.passes, packed=models.pack(model, self.config.train))
         frozen = self.strategy.frozen(model)
-        return lambda part: part.score(frozen, self.passes)
+        return lambda part: part.score(frozen, passes)

@@ -16,6 +16,8 @@ from forge_ray.train_loop import forward, schedule
 from forge_ray.train_loop.losses import LossInputs, Total, sft_loss
 from forge_ray.train_loop.part import Passes, Work
 from forge_ray.train_loop.ranks import Ranks
+from forge_ray.train_loop.strategies.ddp import sum_gradients
+from forge_ray.train_loop.update import Diverged
 
 BLOCK = 4
 """Batches that are sorted by length together. Length goes with the kind of task: large blocks give batches of one kind, whose gradients
@@ -55,14 +57,16 @@ def train(
 ) -> float:
     """`config.steps` updates; calls `report(step, loss)` after each; returns the mean loss of the last tenth.
 
-    Raises `UserError` for a model that tries would not be trained exactly for (`config.builder: tree`)."""
+    Raises `UserError` for a model that tries would not be trained exactly for (`config.builder: tree`), and `Diverged` at a gradient that is
+    not finite, before it moves a weight."""
     passes = Passes(device, max_tokens, ranks, lockstep=ranks.world > 1, autocast=autocast)
     if config.builder == "tree":
         from forge_ray.train_loop.tree import model as tree_model
 
         tree_model.check(model)
     gradients = _of_trie if config.builder == "tree" else _of_rows
-    optimizer = torch.optim.AdamW(model.parameters(), lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
+    parameters = list(model.parameters())
+    optimizer = torch.optim.AdamW(parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
     source = batches(rows, config.batch_size, seed)
     last: list[float] = []
     for step in range(config.steps):
@@ -75,10 +79,10 @@ def train(
         if ranks.world > 1:
             # The shares add up to the mean over the whole batch; summing the gradients keeps ranks with different numbers of
             # micro-batches in step.
-            for parameter in model.parameters():
-                if parameter.grad is not None:
-                    parameter.grad.copy_(ranks.sum(parameter.grad))
-        torch.nn.utils.clip_grad_norm_(model.parameters(), config.max_grad_norm)
+            sum_gradients(parameters, ranks)
+        norm = float(torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm))
+        if not norm < float("inf"):
+            raise Diverged(f"supervised start, update {step + 1}: the gradient's norm is {norm}; lower train.sft.lr")
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         value = float(ranks.sum(loss_sum))

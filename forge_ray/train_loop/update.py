@@ -12,7 +12,7 @@ with one denominator that was counted over all of them first. What may happen to
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Container, Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +28,7 @@ from forge_ray.train_loop.part import Part, Passes, Work
 from forge_ray.train_loop.ranks import Ranks
 from forge_ray.train_loop.strategies.strategy import Applied, Strategy
 
-OWN = frozenset({"logprobs", "entropy"})
+OWN = frozenset({"logprobs", "entropy", "proximal_logprobs"})
 """Inputs of a loss that the policy under training computes; the others are recorded, or another policy's."""
 
 Scorer = Callable[[Part], np.ndarray]
@@ -69,10 +69,12 @@ def grpo_step(
     history: WeightHistory,
     guard: Guard,
     passes: Passes,
+    unknown: Container[int] = (),
 ) -> dict[str, float | None]:
     """Train the batch of step `step` (from 0: the version of the weights that the strategy holds); returns the step's metrics.
 
-    `others`: by the field of `LossInputs` that each fills, the policies that the loss compares with. Metrics are means over the updates
+    `others`: by the field of `LossInputs` that each fills, the policies that the loss compares with. `unknown`: versions that
+    `agreement.check` leaves out. Metrics are means over the updates
     that were made, but for those of `agreement.check`, which comes before the first. Raises `LogprobMismatch` and `NotFinite` before
     anything is changed by the batch that shows it.
     """
@@ -80,7 +82,7 @@ def grpo_step(
     rate = schedule.policy_rate(train.optimizer, step, train.steps)
     strategy.rate(rate)
     hint = agreement.remedy(config.engine_dtype, train.precision)
-    agreed = agreement.check(strategy, part, step, bound=train.logprob_bound, history=history, passes=passes, hint=hint)
+    agreed = agreement.check(strategy, part, step, bound=train.logprob_bound, history=history, passes=passes, hint=hint, unknown=unknown)
     history.keep(step, strategy.own())
     for name, score in others.items():
         part = part.with_scores(name, score(part))

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from forge_ray.run_dir import RunDir, write_json
+from forge_ray.train_loop import room
 
 if TYPE_CHECKING:
     import torch
@@ -49,14 +50,21 @@ def publish(run: RunDir, tensors: Mapping[str, torch.Tensor], version: str, meta
 
 
 def write(target: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[str, str]) -> None:
-    """A safetensors file that is whole and on disk, or not there."""
+    """A safetensors file that is whole and on disk, or not there. Raises `DiskFull`."""
     from safetensors.torch import save_file
 
     temporary = target.with_name(f".new.{target.name}")
-    save_file(dict(tensors), temporary, metadata=dict(metadata))
-    handle = os.open(temporary, os.O_RDONLY)
-    os.fsync(handle)
-    os.close(handle)
+    try:
+        with room.needed(f"the weights {target.name}", target.parent):
+            save_file(dict(tensors), temporary, metadata=dict(metadata))
+            handle = os.open(temporary, os.O_RDONLY)
+            try:
+                os.fsync(handle)
+            finally:
+                os.close(handle)
+    except Exception:
+        temporary.unlink(missing_ok=True)
+        raise
     os.replace(temporary, target)
 
 

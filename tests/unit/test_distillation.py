@@ -9,8 +9,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from transformers import MistralConfig, MistralForCausalLM
 
 from forge_ray.config import Config
+from forge_ray.errors import UserError
 from forge_ray.model_files import vocabulary_problem
 from forge_ray.run_dir import RunDir
 from forge_ray.train_loop import forward
@@ -93,6 +95,35 @@ def test_the_policy_moves_towards_the_teacher(tmp_path: Path, form: str) -> None
             assert told[0] == pytest.approx(float((ours - theirs).mean()), abs=1e-4), "the reverse KL on the sampled tokens"
     after = divergence(policy, teacher)
     assert before > 0.5 and after < before / 2 and told[-1] < told[0] / 2, (before, after, told)
+
+
+def test_a_teacher_of_another_architecture_rates_as_it_was_built_to(tmp_path: Path) -> None:
+    """It sees six tokens at a time, which rows of the packed policy do not know of, and tries cannot."""
+    sizes: dict[str, Any] = {
+        "vocab_size": VOCABULARY, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "initializer_range": 0.2,
+    }  # fmt: skip
+    torch.manual_seed(5)
+    teacher = MistralForCausalLM(MistralConfig(**sizes, sliding_window=6)).eval()
+    teacher.save_pretrained(tmp_path / "teacher")
+    small_model().save_pretrained(tmp_path / "policy")
+    loss = {"name": "distillation", "distillation": {"teacher": str(tmp_path / "teacher")}}
+
+    def learner(folder: Path, **train: Any) -> Learner:
+        run, settings = RunDir(folder).create(), config(loss=loss, **train)
+        return Learner(settings, run, tmp_path / "policy", ranks=Ranks(), device=CPU, incarnation=1, teacher=tmp_path / "teacher")
+
+    made = learner(tmp_path / "run")
+    assert made.passes.packed
+    rows = sample(made.strategy.module, 3, 0)
+    got = made._others["teacher_logprobs"](Rows(rows)).reshape(3, SAMPLED)
+    for row, scores in zip(rows, got, strict=True):
+        for place, score in zip(row.positions.tolist(), scores.tolist(), strict=True):
+            with torch.no_grad():
+                logits = teacher(input_ids=torch.from_numpy(row.ids[None, :place])).logits[0, -1]
+            assert score == pytest.approx(float(logits.log_softmax(-1)[row.ids[place]]), abs=1e-4)
+    with pytest.raises(UserError, match="MistralForCausalLM has layers of kind sliding_attention"):
+        learner(tmp_path / "tree", builder="tree")
 
 
 def test_other_policies_are_asked_once_per_batch_whatever_the_number_of_updates() -> None:

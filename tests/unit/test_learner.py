@@ -26,7 +26,7 @@ from forge_ray.train_loop.ranks import Ranks
 from forge_ray.train_loop.rows import Rows
 from forge_ray.train_loop.strategies import Strategy
 from forge_ray.train_loop.strategies.ddp import Replicated
-from forge_ray.train_loop.update import Guard, grpo_step
+from forge_ray.train_loop.update import Diverged, Guard, grpo_step
 from tests.unit.learning import CPU, VOCABULARY, config, rollouts, small_model
 
 
@@ -357,6 +357,21 @@ def test_sft_learns_its_demonstrations_and_its_order_follows_from_the_seed() -> 
         runs.append(losses)
     assert runs[0] == runs[1]
     assert runs[0][-1][0] == 60 and runs[0][-1][1] < 0.6 * runs[0][0][1]
+
+
+def test_sft_stops_at_a_gradient_that_is_not_finite_before_it_moves_a_weight() -> None:
+    import pyarrow
+
+    rows = forward.demonstration_rows(pyarrow.table({"ids": [[1, 2, 3, 4]] * 4, "mask": [[False, False, True, True]] * 4}))
+    settings = config(sft={"demonstrations": "d", "steps": 3, "batch_size": 2}).train.sft
+    assert settings is not None
+    model = small_model()
+    weight = next(model.parameters())
+    weight.register_hook(lambda gradient: gradient * torch.inf)
+    before = [value.clone() for value in model.parameters()]
+    with pytest.raises(Diverged, match=r"supervised start, update 1: .*lower train\.sft\.lr"):
+        sft.train(model, rows, settings, 7, rank=0, ranks=Ranks(), device=CPU, max_tokens=100, report=lambda step, loss: None)
+    assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
 
 
 @pytest.mark.parametrize("max_tokens", [10_000, 6])

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import contextlib
+import subprocess
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import PreTrainedModel
+from transformers import GPT2Config, GPT2LMHeadModel, PreTrainedModel
 
 from forge_ray.config import Config
 from forge_ray.job import retention
@@ -17,6 +20,7 @@ from forge_ray.run_dir import RunDir
 from forge_ray.train_loop import checkpoint
 from forge_ray.train_loop.learner import Learner
 from forge_ray.train_loop.losses import NotFinite
+from forge_ray.train_loop.room import DiskFull
 from forge_ray.train_loop.rows import Rows
 from forge_ray.train_loop.strategies.ddp import Replicated
 from forge_ray.train_loop.update import Diverged
@@ -77,7 +81,7 @@ def test_nan_from_the_policy_leaves_updates_out_until_there_are_too_many(tmp_pat
     if zero:
         pytest.importorskip("deepspeed")
     settings = learning.config(
-        steps=20, optimizer={"lr": 1e-3, "max_skips": 2},
+        steps=20, optimizer={"lr": 1e-3, "max_skips": 2}, loss={"old_policy": "recomputed" if zero else "rollout"},
         **({"strategy": "deepspeed", "deepspeed": {"zero": zero}} if zero else {}),
     )  # fmt: skip
     learner = learning.learner_of(settings, learning.with_model(tmp_path))
@@ -86,7 +90,7 @@ def test_nan_from_the_policy_leaves_updates_out_until_there_are_too_many(tmp_pat
     poison = False
 
     def spoil(module: torch.nn.Module, arguments: object, output: torch.Tensor) -> torch.Tensor:
-        if poison and torch.is_grad_enabled():
+        if poison:
             output = output.clone()
             output[..., 0, :] = float("nan")
         return output
@@ -118,7 +122,66 @@ def test_nan_in_the_record_stops_at_once_by_name(tmp_path: Path) -> None:
     bad.rows[1].advantages = np.full_like(bad.rows[1].advantages, np.nan)
     with pytest.raises(NotFinite, match=r"advantages.*r1-1, token"):
         learner.train(bad)
+    for value in (np.nan, -np.inf):
+        bad = batch(learner)
+        bad.rows[1].old_logprobs = np.full_like(bad.rows[1].old_logprobs, value)
+        with pytest.raises(NotFinite, match=r"old_logprobs.*r1-1, token"):
+            learner.train(bad)
     assert unchanged(before, learner)
+
+
+def test_dropout_is_off_in_training_as_it_is_in_the_engine(tmp_path: Path) -> None:
+    shape = GPT2Config(vocab_size=learning.VOCABULARY, n_embd=32, n_layer=2, n_head=2, n_positions=64)
+    assert shape.resid_pdrop == shape.embd_pdrop == shape.attn_pdrop == 0.1
+    model = GPT2LMHeadModel(shape).eval()
+    model.save_pretrained(tmp_path / "model")
+    learner = learning.learner_of(learning.config(optimizer={"lr": 1e-3}, gradient_checkpointing=True), tmp_path)
+    rows = learning.rollouts(0)
+    for row in rows:  # what an engine records
+        row.old_logprobs, row.steps = Rows([row]).score(model, learning.plain_passes()), np.zeros(5, int)
+    metrics = learner.train(Rows(rows))
+    assert metrics["checked_tokens"] == 25 and metrics["logprob_diff"] < 1e-5 and metrics["ratio"] == pytest.approx(1, abs=1e-4)
+
+
+@pytest.fixture
+def small_disk(tmp_path: Path) -> Iterator[Path]:
+    """A directory on a file system of 2 MiB."""
+    place = tmp_path / "disk"
+    place.mkdir()
+    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)], capture_output=True, text=True)
+    if mounted.returncode:
+        reason = f"a file system of its own cannot be mounted here ({mounted.stderr.strip()})"
+        pytest.skip(reason)
+    try:
+        yield place
+    finally:
+        subprocess.run(["umount", "-l", str(place)], check=True)
+
+
+def test_a_full_disk_ends_the_run_in_one_line_and_leaves_the_last_checkpoint_in_force(small_disk: Path, tmp_path: Path) -> None:
+    settings = learning.config(steps=20, optimizer={"lr": 1e-3})
+    run = RunDir(small_disk / "run").create()
+    learner = Learner(
+        settings, run, learning.with_model(tmp_path) / "model", ranks=learning.Ranks(), device=learning.CPU, incarnation=1
+    )  # fmt: skip
+    saved = 0
+    with pytest.raises(DiskFull, match=r"the checkpoint of step \d+ cannot be written: .*checkpoints has no room \(\d MiB free\)\. Make"):
+        for _ in range(20):
+            learner.train(batch(learner))
+            learner.save(None)
+            saved = learner.step
+    assert saved >= 2 and checkpoint.newest(run) == (saved, [])
+    assert not list(run.checkpoints.glob(".*")), "nothing half-written takes what room there is"
+    filler = small_disk / "filler"
+    with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
+        while file.write(b"x" * 4096):
+            pass
+    with pytest.raises(DiskFull, match=r"the weights 1\.\d+\.safetensors cannot be written"):
+        learner.publish()
+    assert not list(run.weights.iterdir())
+    filler.unlink()
+    checkpoint.prune(run, 1, upto=saved)
+    assert learner.save(None) == checkpoint.path(run, learner.step) and checkpoint.latest(run) == learner.step
 
 
 @pytest.mark.parametrize("zero", [0, 3])

@@ -110,6 +110,7 @@ def test_whoever_goes_on_after_a_kill_makes_the_same_steps(tmp_path: Path, own: 
     assert len(made) > STEPS, "no step was lost to a kill: nothing was tried"
     for step in made:
         assert step == expected[step[0] - 1]
+    assert not list((tmp_path / "killed" / "run" / "checkpoints").glob(".*")), "what was cut off is cleared away"
     before = 0
     for step in made:
         assert step[0] <= before + 1, "no step is skipped"

@@ -247,6 +247,23 @@ def test_reinforce_pp_discounts_over_what_is_masked_and_counts_none_of_it() -> N
     assert metrics["reward_kl"] == 1
 
 
+def test_reinforce_pps_discount_ends_with_the_sequence_however_long_it_is() -> None:
+    # The second sequence begins 3000 places before the first one ends: 0.9 to that power would be infinite.
+    config = Loss(name="reinforce_pp", kl=1, kl_discount=0.9)
+    position = torch.arange(1, 3001).repeat(2)
+    sequence = torch.arange(2).repeat_interleave(3000)
+    logprobs = torch.zeros(6000, requires_grad=True)
+    ones = torch.ones(6000)
+    inputs = LossInputs(
+        logprobs=logprobs, old_logprobs=0 * ones, reference_logprobs=-ones, advantages=0 * ones, weights=ones, sequence=sequence,
+        position=position,
+    )  # fmt: skip
+    policy_loss(config, inputs, Total(6000, 2, 2))[0].backward()
+    assert logprobs.grad is not None
+    expected = (1 - 0.9 ** (3001 - position.double())) / (1 - 0.9)
+    assert torch.allclose(6000 * logprobs.grad.double(), expected, rtol=1e-4)
+
+
 def test_the_largest_weight_is_joined_by_its_maximum() -> None:
     into: dict[str, float] = {}
     for value in (1.5, 4.0, 2.0):

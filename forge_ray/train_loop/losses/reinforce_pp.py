@@ -46,7 +46,8 @@ def to_go(values: Tensor, index: Tensor, position: Tensor, discount: float) -> T
     step = 1
     while step < len(values):
         same = (index[step:] == index[:-step]).to(values.dtype)
-        between = (position[step:] - position[:-step]).to(values.dtype)
+        # Of two sequences it may be negative, and a discount to its power infinite, which no factor of 0 takes away.
+        between = (position[step:] - position[:-step]).clamp(min=0).to(values.dtype)
         values = torch.cat([values[:-step] + same * discount**between * values[step:], values[-step:]])
         step *= 2
     return torch.empty_like(values).index_copy(0, order, values)

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from forge_ray.config import Optimizer
 from forge_ray.train_loop.ranks import Ranks
-from forge_ray.train_loop.strategies.strategy import Applied, adamw
+from forge_ray.train_loop.strategies.strategy import Applied, adamw, rules
 
 BUCKET = 16_000_000
 """Gradient values that travel together."""
@@ -30,7 +30,7 @@ class Replicated:
 
     def __init__(self, model: torch.nn.Module, settings: Optimizer, ranks: Ranks, device: torch.device) -> None:
         self._model, self._ranks = model.to(device), ranks
-        self._device = device
+        self._device, self._settings = device, settings
         self._parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self.optimizer = adamw(self._parameters, settings, torch.optim.AdamW)
 
@@ -77,6 +77,7 @@ class Replicated:
 
     def restore(self, directory: Path) -> None:
         self.optimizer.load_state_dict(torch.load(directory / "optimizer.pt", map_location="cpu", weights_only=True))
+        rules(self.optimizer, self._settings)
 
 
 def sum_gradients(parameters: list[torch.nn.Parameter], ranks: Ranks) -> None:

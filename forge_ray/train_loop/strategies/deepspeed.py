@@ -24,7 +24,7 @@ from torch import Tensor
 
 from forge_ray.config import DeepSpeed, Optimizer
 from forge_ray.train_loop.ranks import Ranks
-from forge_ray.train_loop.strategies.strategy import Applied, adamw
+from forge_ray.train_loop.strategies.strategy import Applied, adamw, rules
 
 TAG = "state"
 """DeepSpeed's name for what lies in its folder of a checkpoint."""
@@ -39,7 +39,7 @@ class Sharded:
         self, model: torch.nn.Module, settings: Optimizer, own: DeepSpeed, ranks: Ranks, device: torch.device, *, bfloat16: bool
     ) -> None:
         self.name = f"deepspeed-{own.zero}"
-        self._own, self._ranks, self._device, self._bfloat16 = own, ranks, device, bfloat16
+        self._own, self._ranks, self._device, self._bfloat16, self._settings = own, ranks, device, bfloat16, settings
         parameters = [parameter for parameter in model.parameters() if parameter.requires_grad]
         self._limit = float("inf")
         self._seen = float("nan")
@@ -110,6 +110,7 @@ class Sharded:
         )
         if found is None:
             raise FileNotFoundError(f"{directory / 'deepspeed' / TAG} holds no state of DeepSpeed's")
+        rules(self._engine.optimizer, self._settings)
 
     def _trained(self) -> Iterator[torch.nn.Parameter]:
         return (parameter for parameter in self._model.parameters() if parameter.requires_grad)

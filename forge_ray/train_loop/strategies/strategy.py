@@ -87,3 +87,9 @@ class Strategy(Protocol):
 def adamw(parameters: list[torch.nn.Parameter], settings: Optimizer, kind: type[AdamWType]) -> AdamWType:
     """AdamW (of this class) by the rules of `train.optimizer`."""
     return kind(parameters, lr=settings.lr, betas=settings.betas, weight_decay=settings.weight_decay)
+
+
+def rules(optimizer: torch.optim.Optimizer, settings: Optimizer) -> None:
+    """The rules of `train.optimizer` again: a state that was read brought those that it was written under. The rate is set at each step."""
+    for group in optimizer.param_groups:
+        group["betas"], group["weight_decay"] = settings.betas, settings.weight_decay

@@ -32,7 +32,7 @@ def behaviour(arguments: argparse.Namespace, wanted: Filter) -> int:
             continue
         made = [action for talk in _talks(calls, text) for action in actions(talk)]
         part = evaluation(record) or ("training" if record.purpose == "train" else "single")
-        parts[part, record.harness].append(Trajectory(record.harness, passed(record), tuple(made)))
+        parts[part, record.harness].append(Trajectory(record.harness, record.task_name, passed(record), tuple(made)))
     known = tools(one for part in parts.values() for one in part)
     several = len({harness for _, harness in parts}) > 1
     rows = {f"{part}, {harness}" if several else part: measure(found, known) for (part, harness), found in parts.items()}

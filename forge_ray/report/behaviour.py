@@ -7,7 +7,8 @@ An *action* is a tool call in a reply; its *result* is what stands between that 
 - **changes**: the tool's name says that it writes (`WRITES`, but for `NOTES`), or a shell command does outside of quotes (`SHELL_WRITES`: a
   redirection, `sed -i`, `mv`, …).
 
-Measures, over rollouts, each with a bootstrap interval over them:
+Measures of rollouts, as means over tasks of their means over a task's rollouts, with 95 % intervals over tasks (`PassRate`'s for shares of
+rollouts, which is honest at 0 and 1; else the bootstrap's):
 
 - `generic_shell`: share of a rollout's actions that are generic shell.
 - `tool_coverage`: distinct tools that a rollout used, of those that any compared rollout of its harness used.
@@ -25,8 +26,12 @@ import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import TypeVar
 
 from forge_ray.report.evaluation.intervals import Interval, bootstrap
+from forge_ray.report.statistics import pass_rate
+
+T = TypeVar("T")
 
 SHELLS = frozenset(
     {"bash", "shell", "sh", "exec", "exec_command", "run_shell_command", "run_command", "run_terminal_cmd", "execute_command"}
@@ -94,6 +99,7 @@ class Trajectory:
     """One rollout's actions, in order."""
 
     harness: str
+    task: str
     passed: bool
     actions: tuple[Action, ...]
 
@@ -169,12 +175,28 @@ def measure(trajectories: Iterable[Trajectory], known: Mapping[str, frozenset[st
     failing = [one for one in acting if any(action.failed for action in one.actions)]
     return Behaviour(
         len(given),
-        bootstrap([sum(action.shell for action in one.actions) / len(one.actions) for one in acting]),
-        bootstrap([len({action.tool for action in one.actions}) / len(known[one.harness]) for one in acting]),
-        bootstrap([float(_looked(one.actions)) for one in changing]),
-        bootstrap([float(one.passed) for one in failing]),
-        bootstrap([float(len(one.actions)) for one in given]),
+        _mean((one, sum(action.shell for action in one.actions) / len(one.actions)) for one in acting),
+        _mean((one, len({action.tool for action in one.actions}) / len(known[one.harness])) for one in acting),
+        _share((one, _looked(one.actions)) for one in changing),
+        _share((one, one.passed) for one in failing),
+        _mean((one, float(len(one.actions))) for one in given),
     )
+
+
+def _by_task(values: Iterable[tuple[Trajectory, T]]) -> dict[str, list[T]]:
+    found: dict[str, list[T]] = defaultdict(list)
+    for one, value in values:
+        found[one.task].append(value)
+    return found
+
+
+def _mean(values: Iterable[tuple[Trajectory, float]]) -> Interval | None:
+    return bootstrap([sum(several) / len(several) for several in _by_task(values).values()])
+
+
+def _share(values: Iterable[tuple[Trajectory, bool]]) -> Interval | None:
+    rate = pass_rate(_by_task(values))
+    return Interval(rate.pass_at_1, rate.low, rate.high) if rate is not None else None
 
 
 def tools(trajectories: Iterable[Trajectory]) -> dict[str, frozenset[str]]:

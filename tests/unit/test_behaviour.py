@@ -124,18 +124,18 @@ def test_results_are_cut_out_of_what_a_template_puts_around_them() -> None:
     assert [action.result for action in actions(talk)] == ["one"]
 
 
-def made(passed: bool, *steps: tuple[str, str, str], harness: str = "react") -> Trajectory:
-    return Trajectory(harness, passed, tuple(Action(*step) for step in steps))
+def made(task: str, passed: bool, *steps: tuple[str, str, str]) -> Trajectory:
+    return Trajectory("react", task, passed, tuple(Action(*step) for step in steps))
 
 
 def test_the_measures() -> None:
     write, look, fail = ("bash", "echo > f", "ok"), ("read_file", "f", "ok"), ("bash", "cat g", "No such file or directory")
     given = [
-        made(True, write, look),  # looked; half shell; both tools
-        made(False, write),  # did not look
-        made(True, fail, write, ("bash", "cat f", "ok")),  # recovered, looked
-        made(False, write, fail),  # a look that failed is none; not recovered
-        made(True),  # never acted
+        made("a", True, write, look),  # looked; half shell; both tools
+        made("b", False, write),  # did not look
+        made("c", True, fail, write, ("bash", "cat f", "ok")),  # recovered, looked
+        made("d", False, write, fail),  # a look that failed is none; not recovered
+        made("e", True),  # never acted
     ]
     known = tools(given)
     assert known == {"react": frozenset({"bash", "read_file"})}
@@ -143,5 +143,9 @@ def test_the_measures() -> None:
     assert found.rollouts == 5
     means = [found.generic_shell, found.tool_coverage, found.self_verification, found.error_recovery, found.actions]
     assert [interval.mean for interval in means if interval] == pytest.approx([3.5 / 4, 2.5 / 4, 2 / 4, 1 / 2, 8 / 5])
+    twice = measure([*given, *[made("a", True, write)] * 3], known)
+    assert twice.self_verification is not None and twice.self_verification.mean == pytest.approx(1.25 / 4), "a task counts once"
+    none = measure([made(task, False, fail) for task in "ab"], known).error_recovery
+    assert none is not None and none.mean == none.low == 0 and none.high > 0.5, "two tasks do not show that it never recovers"
     lines = table({"before": found, "after": measure([], known)})
     assert lines[2].startswith("| before | 5 | 0.88 [") and lines[3] == "| after | 0 | – | – | – | – | – |"

@@ -3,8 +3,8 @@
 Rollouts of one task are not independent, so tasks are drawn with replacement and each keeps its own value (the cluster bootstrap). Plain
 percentiles are too narrow for few tasks (simulated: they hold the truth in 88 % of cases for 6 tasks, 93 % for 12). So they are taken
 further out, as Student's t and the n − 1 of a variance would have it: the expanded percentile interval of Hesterberg 2015, arXiv 1411.5279
-(91 % and 95 %). Where every task has one and the same value each resample looks alike, and the interval has no width: `PassRate`, which does
-not resample, says more there. Resamples are seeded: the same evaluation gives the same interval.
+(91 % and 95 %). Where every task has one and the same value each resample looks alike, and the interval has no width: `PassRate`, which
+does not resample, says more there. Resamples are seeded: the same evaluation gives the same interval.
 """
 
 from __future__ import annotations

@@ -195,7 +195,18 @@ class Learner:
             others["reference_logprobs"] = self._scorer(before)
         if teacher is not None:
             others["teacher_logprobs"] = self._scorer(teacher)
+        elif loss.distillation is not None and loss.distillation.upstream is not None:
+            others["teacher_logprobs"] = self._recorded
         return others
+
+    def _recorded(self, part: Part) -> Any:
+        """A served teacher's log-probabilities, which were stored with the step's batch."""
+        from forge_ray.trajectories.ratings import gathered
+        from forge_ray.trajectories.store import ratings
+        from forge_ray.trajectories.store.location import Location
+
+        where = Location.of_run(self.config.store.location, self.config.name, self.run.data)
+        return gathered(*part.origin, ratings.of_step(where, self.step))
 
     def _scorer(self, directory: Path) -> Scorer:
         model = self._load(directory)

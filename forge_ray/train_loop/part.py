@@ -6,7 +6,7 @@ which order graphs are made and undone, is the part's business; so is meeting th
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol, TypeVar
 
@@ -75,6 +75,12 @@ class Part(Protocol):
     @property
     def old_logprobs(self) -> np.ndarray:
         """float32, (n,): nats, as recorded at sampling."""
+        ...
+
+    @property
+    def origin(self) -> tuple[Sequence[str], np.ndarray, np.ndarray]:
+        """Rollouts, and of each token its rollout (int64, (n,), index into them) and its call there (ordinal, int64, (n,)). A call's tokens
+        are in the order in which they were sampled."""
         ...
 
     def total(self) -> Total:

@@ -30,6 +30,14 @@ class Rows:
     def old_logprobs(self) -> np.ndarray:
         return _joined([row.old_logprobs for row in self.rows], np.float32)
 
+    @property
+    def origin(self) -> tuple[Sequence[str], np.ndarray, np.ndarray]:
+        names = list(dict.fromkeys(row.name for row in self.rows))
+        places = {name: place for place, name in enumerate(names)}
+        owner = [np.full(len(row.positions), places[row.name]) for row in self.rows]
+        calls = [np.zeros(len(row.positions)) if row.calls is None else row.calls for row in self.rows]
+        return names, _joined(owner, np.int64), _joined(calls, np.int64)
+
     def total(self) -> Total:
         return forward.total(self.rows)
 

@@ -7,6 +7,7 @@ them in one part, from a forward pass over all pieces; its derivatives c by log-
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -38,6 +39,10 @@ class Tries:
     @property
     def old_logprobs(self) -> np.ndarray:
         return self.forest.logprobs
+
+    @property
+    def origin(self) -> tuple[Sequence[str], np.ndarray, np.ndarray]:
+        return self.forest.rollouts, self.forest.owner, self.forest.call
 
     def total(self) -> Total:
         return self.forest.total()

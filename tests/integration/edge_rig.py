@@ -79,9 +79,10 @@ async def edge_rig(
     template: str | None = None,
     server: dict[str, Any] | None = None,
     proxy: dict[str, Any] | None = None,
+    model: Path | None = None,
 ) -> AsyncIterator[EdgeRig]:
     """Start one. vLLM is imported here (some seconds). One at a time in a process, in the running event loop. `server`: arguments of vLLM's
-    API server; `proxy`: the config's section."""
+    API server; `proxy`: the config's section; `model`: another directory than the tiny model's."""
     os.environ.update(ray_env.worker())
     from forge_ray.serve_proxy import vllm_internals
     from forge_ray.serve_proxy.admission import Admission
@@ -89,7 +90,7 @@ async def edge_rig(
     script = directory / "script.json"
     script.write_text(json.dumps(rules))
     engine: dict[str, Any] = {"max_model_len": WINDOW, "dtype": "float32", "hf_overrides": {"max_position_embeddings": WINDOW}}
-    policy: dict[str, Any] = {"script": str(script), "engine": engine}
+    policy: dict[str, Any] = {"script": str(script), "engine": engine, "model": model}
     if template is not None:
         (directory / "template.jinja").write_text(template)
         policy["chat_template"] = str(directory / "template.jinja")

@@ -50,6 +50,7 @@ _OPENAI_IGNORED: Json = _NOTES | {
     "length_penalty": {"length_penalty": 1.5},
     "early_stopping": {"early_stopping": True},
     "routed_experts_prompt_start": {"routed_experts_prompt_start": 1},
+    "return_token_offsets": {"return_token_offsets": True},
 }
 _SAMPLED: Json = {
     "n": 2,
@@ -90,11 +91,11 @@ _RENDERED: Json = {
     "include_stop_str_in_output": {"include_stop_str_in_output": True},
     "skip_special_tokens": {"skip_special_tokens": False},
     "stream": {"stream": False},
-    "chat_template_kwargs": {"chat_template_kwargs": {"enable_thinking": False}},
     "structured_outputs": {"structured_outputs": {"regex": "one"}},
     "cache_salt": {"cache_salt": "salt"},
     "model": {"model": "another-model"},
 }
+_VARIABLES: Json = {"chat_template_kwargs": {"chat_template_kwargs": {"enable_thinking": False}}}
 _OPENAI_RENDERED: Json = _RENDERED | {
     "max_tokens": {"max_tokens": 3},
     "stream_options": {"stream": True, "stream_options": {"include_usage": True}},
@@ -103,12 +104,12 @@ _OPENAI_RENDERED: Json = _RENDERED | {
     "add_special_tokens": {"add_special_tokens": True},
     "return_tokens_as_token_ids": {"logprobs": True, "return_tokens_as_token_ids": True},
     "return_token_ids": {"return_token_ids": True},
-    "return_token_offsets": {"return_token_offsets": False},
     "stream_interval": {"stream_interval": 2},
 }
 
 HONOURED: dict[str, Json] = {
     "chat": _OPENAI_RENDERED
+    | _VARIABLES
     | {
         "logprobs": {"logprobs": True},
         "messages": {},
@@ -131,6 +132,7 @@ HONOURED: dict[str, Json] = {
     "completions": _OPENAI_RENDERED
     | {"prompt": {}, "logprobs": {"logprobs": 1}, "return_tokens_as_token_ids": {"logprobs": 1, "return_tokens_as_token_ids": True}},
     "responses": _RENDERED
+    | _VARIABLES
     | {
         "input": {},
         "instructions": {"instructions": "be brief"},
@@ -147,7 +149,7 @@ HONOURED: dict[str, Json] = {
     },
     "messages": {
         "stream": {"stream": False},
-        "chat_template_kwargs": _RENDERED["chat_template_kwargs"],
+        "chat_template_kwargs": _VARIABLES["chat_template_kwargs"],
         "cache_salt": _RENDERED["cache_salt"],
         "model": {"model": "claude-x"},
         "messages": {"messages": [*USER, {"role": "system", "content": "reminder"}]},
@@ -171,7 +173,7 @@ IGNORED: dict[str, Json] = {
         "moderation": {"moderation": {"model": "m"}},
         "a_field_of_tomorrow": {"a_field_of_tomorrow": {"x": 1}},
     },
-    "completions": _OPENAI_IGNORED | _TEMPERATURES | {"a_field_of_tomorrow": {"a_field_of_tomorrow": 1}},
+    "completions": _OPENAI_IGNORED | _TEMPERATURES | _VARIABLES | {"a_field_of_tomorrow": {"a_field_of_tomorrow": 1}},
     "responses": _NOTES
     | _TEMPERATURES
     | {

@@ -12,6 +12,7 @@ from forge_ray.serve_proxy.dialects.fields import (
     RENDERING,
     SAMPLING_FIELDS,
     TEMPERATURES,
+    TEMPLATE_VARIABLES,
     Check,
     Fields,
     Json,
@@ -39,11 +40,12 @@ _IGNORED = BOOKKEEPING | {
     "length_penalty": "of beam search",
     "early_stopping": "of beam search",
     "routed_experts_prompt_start": "of data that is not returned",
+    "return_token_offsets": "of another route",
     "mm_payload": "of another route",
     "return_mm_kwargs": "of another route",
 }
 
-_REMOVED = frozenset({"request_id", "session_id", "truncation_side"})
+_REMOVED = frozenset({"request_id", "session_id", "truncation_side", "return_token_offsets"})
 
 _HONOURED = RENDERING | {
     "model": "any name is served; another than `policy.served_name` makes the call `aux`",
@@ -55,7 +57,6 @@ _HONOURED = RENDERING | {
     "add_special_tokens": "",
     "return_tokens_as_token_ids": "",
     "return_token_ids": "",
-    "return_token_offsets": "",
     "stream_interval": "",
 }
 
@@ -63,7 +64,8 @@ CHAT_FIELDS = Fields(
     honoured=_HONOURED
     | {
         "messages": "",
-        "max_completion_tokens": "as `max_tokens`; the smaller holds",
+        "chat_template_kwargs": TEMPLATE_VARIABLES,
+        "max_completion_tokens": "as `max_tokens`, and holds where both are given",
         "top_logprobs": "",
         "tools": "functions",
         "tool_choice": "`required` and a named function are sampled under a grammar",
@@ -73,7 +75,7 @@ CHAT_FIELDS = Fields(
         "add_generation_prompt": "",
         "continue_final_message": "",
         "documents": "a variable of the chat template",
-        "return_prompt_text": "",
+        "return_prompt_text": "null where sampled tokens took the place of re-rendered ones",
     },
     ignored=_IGNORED
     | {
@@ -96,7 +98,7 @@ CHAT_FIELDS = Fields(
 
 COMPLETION_FIELDS = Fields(
     honoured=_HONOURED | {"prompt": "one text, or one list of token ids; several are refused"},
-    ignored=_IGNORED,
+    ignored=_IGNORED | {"chat_template_kwargs": "a plain prompt goes through no template"},
     sampling=TEMPERATURES,
     refused=_REFUSED | {"suffix": (is_set, "the model continues a text at its end")},
     removed=_REMOVED,

@@ -158,8 +158,9 @@ RENDERING: dict[str, str] = {
     "include_stop_str_in_output": "of the text only",
     "skip_special_tokens": "of the text only",
     "stream": "",
-    "chat_template_kwargs": "variables of the chat template",
     "structured_outputs": "the call is flagged as sampled under a grammar and not trained by default",
     "cache_salt": "separates prefix caches",
 }
-"""vLLM's extensions that shape the prompt or the text, never the distribution."""
+"""vLLM's extensions that shape the text, never the distribution."""
+
+TEMPLATE_VARIABLES = "variables of the chat template"

@@ -5,7 +5,17 @@ from __future__ import annotations
 import json
 
 from forge_ray.serve_proxy.dialects.base import Dialect, Overflow, Reply, ReplyClass, parse_object, without_nonce
-from forge_ray.serve_proxy.dialects.fields import ENGINE_FIELDS, FORCED, RENDERING, Fields, Json, is_set, objects, unsupported
+from forge_ray.serve_proxy.dialects.fields import (
+    ENGINE_FIELDS,
+    FORCED,
+    RENDERING,
+    TEMPLATE_VARIABLES,
+    Fields,
+    Json,
+    is_set,
+    objects,
+    unsupported,
+)
 from forge_ray.serve_proxy.dialects.refusal import Refusal
 
 _ERROR_TYPES = {
@@ -21,8 +31,9 @@ _ERROR_TYPES = {
 _REPLIES: dict[str, ReplyClass] = {"end_turn": "answer", "stop_sequence": "answer", "tool_use": "tool_calls", "max_tokens": "length"}
 _NO_TOOLS = "this server runs no tools"
 _FIELDS = Fields(
-    honoured={name: RENDERING[name] for name in ("stream", "chat_template_kwargs", "cache_salt")}
+    honoured={name: RENDERING[name] for name in ("stream", "cache_salt")}
     | {
+        "chat_template_kwargs": TEMPLATE_VARIABLES,
         "model": "any name is served; another than `policy.served_name` makes the call `aux`",
         "messages": "also `system` messages in their midst",
         "system": "",

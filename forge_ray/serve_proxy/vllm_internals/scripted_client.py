@@ -90,7 +90,9 @@ class ScriptedClient(EngineClient):
                 stop_reason=stop,
                 weight_versions=spans if reason else None,
             )
-            return RequestOutput(request_id, None, prompt["prompt_token_ids"], None, [completion], reason is not None, num_cached_tokens=0)
+            return RequestOutput(
+                request_id, prompt.get("prompt"), prompt["prompt_token_ids"], None, [completion], reason is not None, num_cached_tokens=0
+            )
 
         try:
             for position, token in enumerate([*ids, None]):

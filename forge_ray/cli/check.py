@@ -24,6 +24,9 @@ if TYPE_CHECKING:
     from forge_ray.tasks.task import Task
 
 
+TEACHER = "train.loss.distillation.teacher"
+
+
 @dataclass(frozen=True)
 class Finding:
     """One thing that was looked at."""
@@ -96,7 +99,11 @@ def _packages() -> Finding:
 
 
 def _learner(config: Config) -> Iterator[Finding]:
-    """What the learner needs beyond the rest, by its config."""
+    """What the learner needs beyond the rest, by its config, and what of that cannot be."""
+    from forge_ray.cli.check_learner import problems
+
+    for topic, problem, fix in problems(config):
+        yield Finding(topic, problem, False, fix=fix)
     wanted = {"deepspeed": config.train.strategy == "deepspeed", "peft": config.train.lora is not None}
     keys = {"deepspeed": ("train.strategy", "deepspeed"), "peft": ("train.lora", "lora")}
     for package in (package for package, needed in wanted.items() if needed):
@@ -138,7 +145,7 @@ def _store(config: Config) -> Iterator[Finding]:
         try:
             store.location(config, RunDir(Path(config.runs) / config.name)).probe()
         except ForgeRayError as error:
-            problem = str(error)
+            problem = error.problem if isinstance(error, UserError) else str(error)
     fix = "correct store.location, or the credentials in the environment"
     yield Finding("store", problem or where, problem is None, fix=fix)
 
@@ -163,8 +170,9 @@ def _makeable(directory: Path) -> tuple[Path, str | None]:
 
 
 def _sources(config: Config) -> Iterator[Finding]:
-    from forge_ray.job.sources import gone, missing_function
-    from forge_ray.model_files import MODEL_FIX, policy_problem
+    from forge_ray.job.sources import DEMONSTRATIONS_FIX, PASSED, demonstrations_problem, gone
+    from forge_ray.model_files import MODEL_FIX, TEACHER_FIX, policy_problem
+    from forge_ray.reference import missing, missing_function, parse, unknown_argument
 
     sft = config.train.sft
     named: list[tuple[str, Source | None]] = [
@@ -172,7 +180,7 @@ def _sources(config: Config) -> Iterator[Finding]:
         ("tasks.train", config.tasks.train),
         ("tasks.heldout", config.tasks.heldout),
         ("train.sft.demonstrations", sft.demonstrations if sft else None),
-        ("train.loss.distillation.teacher", distils.teacher if (distils := config.train.loss.distillation) else None),
+        (TEACHER, distils.teacher if (distils := config.train.loss.distillation) else None),
     ]
     for field, source in named:
         if source is None:
@@ -184,18 +192,37 @@ def _sources(config: Config) -> Iterator[Finding]:
             yield Finding(field, f"{path} does not exist", False, fix=f"correct the path{gone()}")
         elif source.function is not None and (problem := missing_function(*source.function)) is not None:
             yield Finding(field, problem, False, fix="correct the name or the file")
+        elif source.function is not None and (problem := unknown_argument(*source.function, source.options, PASSED)) is not None:
+            yield Finding(f"{field}.options", problem, False, fix="correct the options")
         elif source.function is None and field.startswith("tasks."):
             yield _tasks(field, path, config)
         elif field == "policy.model" and source.function is None and (problem := policy_problem(config.policy, path)) is not None:
             yield Finding(field, problem, False, fix=MODEL_FIX)
+        elif field == "train.sft.demonstrations" and source.function is None and (problem := demonstrations_problem(path)) is not None:
+            yield Finding(field, problem, False, fix=DEMONSTRATIONS_FIX)
+        elif field == TEACHER and source.function is None and (problem := _cannot_teach(config.policy.model, path)) is not None:
+            yield Finding(field, problem, False, fix=TEACHER_FIX)
         else:
             yield Finding(field, f"{path}{f':{source.function[1]}' if source.function else ''}")
+    if config.rollouts.reward is not None:  # the tasks may not be there yet
+        problem = missing(parse(config.rollouts.reward, Path.cwd(), "rollouts.reward"))
+        yield Finding("rollouts.reward", problem or config.rollouts.reward, problem is None, fix="correct the name or the file")
     for field in ("chat_template", "script"):
         value = getattr(config.policy, field)
         if value and not Path(value).is_file():
             yield Finding(f"policy.{field}", f"{value} does not exist", False, fix=f"correct the path{gone()}")
         elif value and field == "script":
             yield _script(value)
+
+
+def _cannot_teach(policy: Source, teacher: Path) -> str | None:
+    """Why the model in `teacher` cannot rate the policy's tokens; what only a policy that is not made yet would tell is said later."""
+    from forge_ray.model_files import model_problem, vocabulary_problem
+
+    if (problem := model_problem(teacher)) is not None or policy.function is not None:
+        return problem
+    made = Path(policy.path)
+    return vocabulary_problem(made, teacher) if (made / "tokenizer.json").is_file() else None
 
 
 def _script(path: str) -> Finding:
@@ -272,16 +299,12 @@ def _tasks(field: str, path: Path, config: Config) -> Finding:
 
 def _rewards(tasks: list[Task], config: Config) -> Finding | None:
     """What is wrong with the reward functions of these tasks."""
-    from forge_ray.job.sources import missing_function
-    from forge_ray.rewards.plan import function_of, refuse
+    from forge_ray.rewards.plan import refuse
 
     try:
         refuse(tasks, config.rollouts)
     except UserError as error:
         return Finding(error.where or "rollouts.reward", error.problem, False, fix=error.fix or "correct it")
-    for reference in {function for task in tasks if (function := function_of(task, config.rollouts)) is not None}:
-        if reference.file is not None and (problem := missing_function(reference.file, reference.function)) is not None:
-            return Finding("rollouts.reward", problem, False, fix="correct the name or the file")
     return None
 
 

@@ -7,7 +7,6 @@ from pathlib import Path
 
 from forge_ray.config import Config, load
 
-
 DEFAULT_RUNS = Config.model_fields["runs"].default
 """Where runs are if the config does not say."""
 

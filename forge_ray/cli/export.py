@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 from pathlib import Path
 
+from forge_ray.cli.common import run_directory
 from forge_ray.config import load
 from forge_ray.errors import UserError
 from forge_ray.run_dir import RunDir
 
 
 def run(arguments: argparse.Namespace) -> int:
-    directory = RunDir(Path(arguments.run).expanduser().resolve())
+    directory = RunDir(run_directory(arguments.run).resolve())
     if not directory.config.is_file():
-        raise UserError(f"{arguments.run} is no run directory (no config.yaml in it)", where="forge-ray export", fix="give <runs>/<name>")
+        raise UserError(f"{arguments.run} is no run (no config.yaml in it)", where="forge-ray export", fix="give its directory or its name")
     config = load(directory.config)
     from forge_ray.job import retention
     from forge_ray.train_loop import checkpoint

@@ -23,6 +23,7 @@ data/calls/purpose=train/part-….parquet        a row per model call: the token
 data/upstream/purpose=train/part-….parquet     a row per call that another model answered, as text ([upstreams.md](upstreams.md))
 data/samples/step=12/batch.parquet             what step 12 trained on, written before it was trained
 data/rescores/purpose=train/….parquet          verdicts that were made later, on archived workspaces ([rewards.md](rewards.md))
+data/ratings/purpose=train/step-000012.parquet what a served teacher says of the tokens of step 12 ([algorithms.md](algorithms.md#distillation))
 ```
 
 `store.location: s3://bucket/path` (or `gs://…`, or whatever [pyarrow](https://arrow.apache.org/docs/python/filesystems.html) or fsspec
@@ -41,7 +42,7 @@ Not in the store: sessions that left no record (an attempt whose pool died, `for
 
 ```python
 import pandas
-rollouts = pandas.read_parquet("~/forge-ray-runs/quickstart/data/rollouts")
+rollouts = pandas.read_parquet("/path/of/run/data/rollouts")
 rollouts.groupby(["task", "outcome"]).reward.mean()
 ```
 
@@ -49,7 +50,7 @@ rollouts.groupby(["task", "outcome"]).reward.mean()
 import duckdb
 duckdb.sql(\"\"\"
     select r.harness, r.reward, count(*) calls, sum(len(c.ids)) sampled
-    from 'data/rollouts/**/*.parquet' r join 'data/calls/**/*.parquet' c using (rollout)
+    from '/path/of/run/data/rollouts/**/*.parquet' r join '/path/of/run/data/calls/**/*.parquet' c using (rollout)
     where r.purpose = 'train' and c.trainable group by all
 \"\"\")
 ```

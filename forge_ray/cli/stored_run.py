@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forge_ray.cli.common import run_directory
 from forge_ray.config import Config, load
 from forge_ray.errors import UserError
 from forge_ray.run_dir import RunDir
@@ -19,7 +20,6 @@ if TYPE_CHECKING:
     from forge_ray.report.text import Decode
     from forge_ray.trajectories.store.reader import StoreReader
 
-DEFAULT_RUNS = Config.model_fields["runs"].default
 WHERE = "forge-ray rollouts"
 
 
@@ -46,22 +46,22 @@ class StoredRun:
         return decoder(self.model) if self.model is not None else numbers
 
 
-def stored_run(where: str) -> StoredRun:
-    """The store of the run directory, run name or location `where`. Raises `UserError` where there is none."""
+def stored_run(where: str, asked: str = WHERE) -> StoredRun:
+    """The store of the run directory, run name or location `where`. Raises `UserError`, for what `asked`, where there is none."""
     from forge_ray.trajectories.store.location import Location
     from forge_ray.trajectories.store.reader import StoreReader
 
     if "://" in where:
         reader = StoreReader(Location.of(where))
         if not reader.location.files("rollouts"):
-            raise UserError(f"{where} holds no rollouts", where=WHERE, fix="give store.location with the run's name behind it")
+            raise UserError(f"{where} holds no rollouts", where=asked, fix="give store.location with the run's name behind it")
         return StoredRun(reader)
-    for path in (Path(where).expanduser(), Path(DEFAULT_RUNS).expanduser() / where):
-        if (path / "config.yaml").is_file():
-            return _of_run(RunDir(path.resolve()))
-        if (path / "rollouts").is_dir() and any((path / "rollouts").glob("purpose=*")):
-            return StoredRun(StoreReader(Location.of(path)))
-    raise UserError(f"{where} is no run (no config.yaml in it) and no store", where=WHERE, fix="give a run directory, its name, or s3://…")
+    path = run_directory(where)
+    if (path / "config.yaml").is_file():
+        return _of_run(RunDir(path.resolve()))
+    if (path / "rollouts").is_dir() and any((path / "rollouts").glob("purpose=*")):
+        return StoredRun(StoreReader(Location.of(path)))
+    raise UserError(f"{where} is no run (no config.yaml in it) and no store", where=asked, fix="give a run directory, its name, or s3://…")
 
 
 def _of_run(run: RunDir) -> StoredRun:

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from forge_ray.cli.common import run_directory
 from forge_ray.config import Config, load
 from forge_ray.errors import UserError
 from forge_ray.run_dir import RunDir
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
     from forge_ray.job.offline import Source
 
 
+FROM = "--from-rollouts"
 NOT_OFFLINE = ("tasks.", "rollouts.", "harness", "sandbox", "proxy", "upstream")
 """Topics of `forge-ray check` that do not matter where no harness runs."""
 
@@ -63,11 +65,11 @@ def run(arguments: argparse.Namespace) -> int:
 
 def _open(arguments: argparse.Namespace) -> tuple[Config, RunDir | None, bool]:
     if arguments.resume:
-        if arguments.config or arguments.overrides or arguments.from_rollouts or arguments.rewards:
+        if arguments.config or arguments.overrides or arguments.from_rollouts is not None or arguments.rewards is not None:
             raise UserError("a resumed run keeps its config", where="--resume", fix="leave out the config and the overrides")
         from forge_ray.job.state import reopen
 
-        config, directory = reopen(arguments.resume)
+        config, directory = reopen(str(run_directory(arguments.resume)))
         return config, directory, True
     if not arguments.config:
         raise UserError("no config given", where="forge-ray train", fix="give a run.yaml, or --resume RUN")
@@ -77,23 +79,21 @@ def _open(arguments: argparse.Namespace) -> tuple[Config, RunDir | None, bool]:
 def _offline(arguments: argparse.Namespace) -> list[str]:
     """The overrides that `--from-rollouts` and `--rewards` stand for."""
     found = []
-    if arguments.from_rollouts:
+    if arguments.from_rollouts is not None:
         runs = [run for run in arguments.from_rollouts.split(",") if run]
+        if not runs:
+            raise UserError("no run is named", where=FROM, fix="write run directories, names or stores, separated by commas")
         found.append(f"train.offline.runs={json.dumps([_absolute(run) for run in runs])}")
-    if arguments.rewards:
+    if arguments.rewards is not None:
+        if not found and load(arguments.config, arguments.overrides).train.offline is None:
+            raise UserError("rewards are chosen for stored rollouts", where="--rewards", fix="give --from-rollouts RUN with it")
         found.append(f"train.offline.rewards={json.dumps(arguments.rewards)}")
     return found
 
 
 def _absolute(run: str) -> str:
     """A run given on the command line: a path from here, or the name of a run."""
-    if "://" in run:
-        return run
-    from forge_ray.cli.stored_run import DEFAULT_RUNS
-
-    path = Path(run).expanduser()
-    named = Path(DEFAULT_RUNS).expanduser() / run
-    return str((named if not path.exists() and named.is_dir() else path).resolve())
+    return run if "://" in run else str(run_directory(run).resolve())
 
 
 def _sources(config: Config) -> list[Source]:
@@ -105,6 +105,6 @@ def _sources(config: Config) -> list[Source]:
 
     found = []
     for run in config.train.offline.runs:
-        stored = stored_run(run)
+        stored = stored_run(run, FROM)
         found.append(Source(stored.config.name if stored.config else Path(run.partition("?")[0]).name, stored.reader))
     return found

@@ -40,3 +40,10 @@ def nearest(location: tuple[Any, ...]) -> str:
         return same_name[0]
     close = difflib.get_close_matches(wanted, siblings, n=1, cutoff=0.6)
     return siblings[close[0]] if close else difflib.get_close_matches(generic, keys, n=1, cutoff=0.0)[0]
+
+
+def first_keys(location: tuple[Any, ...]) -> str:
+    """Some keys of the section at `location`."""
+    generic = tuple(part for part in location if isinstance(part, str))
+    found = list(_sections()[generic].model_fields) if generic in _sections() else []
+    return ", ".join(found[:4]) + (", …" if len(found) > 4 else "")

@@ -9,7 +9,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from forge_ray import yaml_file
-from forge_ray.config.keys import nearest
+from forge_ray.config.keys import first_keys, nearest
 from forge_ray.config.run import Config
 from forge_ray.config.values import BUILT_IN_SOURCES, Section, Source
 from forge_ray.errors import UserError
@@ -76,7 +76,7 @@ def _set(here: Any, part: str, value: Any, key: str) -> None:
 def _user_error(error: ValidationError, path: str, node: Any, overrides: list[str]) -> UserError:
     first = error.errors()[0]
     location = tuple(part for part in first["loc"] if not (isinstance(part, str) and part.startswith("function-")))
-    key = ".".join(str(part) for part in location)
+    key = ".".join(str(part) for part in (location[:-2] if location[-1:] == ("[key]",) else location))
     line = yaml_file.line(node, location)
     where = f"{path}:{line}" if line else path
     for changed in (override.partition("=")[0] for override in overrides):
@@ -88,11 +88,15 @@ def _user_error(error: ValidationError, path: str, node: Any, overrides: list[st
         return UserError(f"unknown key {key}{more}", where=where, fix=f"did you mean {nearest(location)}?")
     if first["type"] == "missing":
         return UserError(f"{key} is missing{more}", where=where, fix="add it")
-    if not location:
-        return UserError(f"{first['msg'].removeprefix('Value error, ')}{more}", where=where)
-    return UserError(
-        f"{key} = {first['input']!r} is refused: {first['msg'].removeprefix('Value error, ')}{more}", where=where, fix="correct the value"
-    )
+    problem = first["msg"].removeprefix("Value error, ")
+    if location and location[-1] == "[key]":
+        return UserError(f"unknown name {first['input']} in {key}: {problem}{more}", where=where, fix="correct it")
+    if first["type"] == "value_error":  # of a validator of ours, which says what to do; what it was given may be a whole section
+        return UserError(f"{key}: {problem}{more}" if location else f"{problem}{more}", where=where)
+    if first["type"] == "model_type":
+        fix = f"write its keys ({first_keys(location)}), or {{}} for its defaults"
+        return UserError(f"{key} = {first['input']!r} is refused: it is a section{more}", where=where, fix=fix)
+    return UserError(f"{key} = {first['input']!r} is refused: {problem}{more}", where=where, fix="correct the value")
 
 
 def _absolute(config: Config, base: Path) -> Config:

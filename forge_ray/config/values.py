@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from pathlib import Path
-from typing import Annotated, Any
+from types import UnionType
+from typing import Annotated, Any, Union, get_args, get_origin
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
@@ -32,6 +34,26 @@ class Section(BaseModel):
 
     model_config = ConfigDict(extra="forbid", frozen=True, use_attribute_docstrings=True)
 
+    @model_validator(mode="before")
+    @classmethod
+    def _true_is_not_one(cls, value: Any) -> Any:
+        # Python takes True for 1, and YAML 1.1 `yes` for True.
+        for name, given in value.items() if isinstance(value, Mapping) else ():
+            if isinstance(given, bool) and (field := cls.model_fields.get(name)) is not None:
+                kinds = _kinds(field.annotation)
+                if bool not in kinds and kinds & {int, float}:
+                    raise ValueError(f"{name} = {str(given).lower()} is no number")
+        return value
+
+
+def _kinds(annotation: Any) -> set[Any]:
+    """The types that a field may have, at its top."""
+    if get_origin(annotation) is Annotated:
+        return _kinds(get_args(annotation)[0])
+    if isinstance(annotation, UnionType) or get_origin(annotation) is Union:
+        return set[Any]().union(*(_kinds(one) for one in get_args(annotation)))
+    return {annotation}
+
 
 BUILT_IN_SOURCES = {"builtin:teacher": ("job/teacher.py", "demonstrations")}
 """Sources of this package: name -> file in it, function."""
@@ -49,6 +71,12 @@ class Source(Section):
     @classmethod
     def _plain_path(cls, value: Any) -> Any:
         return {"path": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _options_of_something(self) -> Source:
+        if self.options and self.function is None:
+            raise ValueError(f"options are a function's, and {self.path} is none (file.py:function)")
+        return self
 
     @property
     def function(self) -> tuple[Path, str] | None:

@@ -27,8 +27,9 @@ import pyarrow as pa
 from forge_ray.config import Config
 from forge_ray.errors import UserError
 from forge_ray.job import store, stored_groups
+from forge_ray.job.rating import Rater, rater_of, store_ratings
 from forge_ray.job.runtime import RunFailed, Runtime
-from forge_ray.job.sources import resolve
+from forge_ray.job.sources import demonstrations
 from forge_ray.job.step_report import StepReport
 from forge_ray.job.stored_groups import Plan, Stored
 from forge_ray.job.trainer_events import TrainerEvents
@@ -36,7 +37,7 @@ from forge_ray.model_files import tokenizer_sha256
 from forge_ray.run_dir import RunDir
 from forge_ray.train_loop.trainer import TrainerThread, start_exchange
 from forge_ray.trajectories import batch, split
-from forge_ray.trajectories.store import rescores
+from forge_ray.trajectories.store import ratings, rescores
 from forge_ray.trajectories.store.reader import StoreReader
 
 if TYPE_CHECKING:
@@ -45,6 +46,7 @@ if TYPE_CHECKING:
     from forge_ray.report.progress import Progress
     from forge_ray.rollout import RolloutRecord
     from forge_ray.trajectories.call import Call
+    from forge_ray.trajectories.ratings import Rating
 
 UNKNOWN = -1
 """Step number of weights that this run never had."""
@@ -97,7 +99,7 @@ def check_tokenizer(model: Path, sources: Sequence[Source]) -> None:
     own = tokenizer_sha256(model)
     for source in sources:
         theirs = {value for value in source.reader.table("rollouts", ["tokenizer_sha256"])["tokenizer_sha256"].to_pylist() if value}
-        if own is not None and theirs and own not in theirs:
+        if own is not None and theirs - {own}:
             raise UserError(
                 f"the rollouts of {source.name} hold tokens of another tokenizer than the model's", where="policy.model",
                 fix="train the model that they were sampled with, or one with its tokenizer",
@@ -107,9 +109,11 @@ def check_tokenizer(model: Path, sources: Sequence[Source]) -> None:
 class StoredBatches:
     """The step batches of an offline run."""
 
-    def __init__(self, config: Config, run: RunDir, plan: Plan, sources: Sequence[Source], exchange: Any) -> None:
+    def __init__(
+        self, config: Config, run: RunDir, plan: Plan, sources: Sequence[Source], exchange: Any, rater: Rater | None = None
+    ) -> None:
         self._config, self._plan, self._sources, self._exchange = config, plan, sources, exchange
-        self._samples = store.samples(config, run)
+        self._samples, self._location, self._rater = store.samples(config, run), store.location(config, run), rater
         train = config.train
         self._order = list(islice(stored_groups.batches(len(plan.groups), train.groups_per_step, config.seed), train.steps))
 
@@ -127,6 +131,7 @@ class StoredBatches:
         import ray
 
         if step not in self._samples.steps:
+            await self.rate(step)
             await asyncio.to_thread(self.form, step)
         table, stats = await asyncio.to_thread(self._samples.read, step)
         refs = [ray.put(part) for part in split.split(table, self._config.train.workers)]
@@ -137,7 +142,7 @@ class StoredBatches:
         from forge_ray.report.statistics import mean_ci
 
         train = self._config.train
-        groups = [[(stored.record, self._calls(stored)) for stored in self._plan.groups[index]] for index in self._order[step]]
+        groups = [self._group(index) for index in self._order[step]]
         built = batch.build_step(groups, train)
         rewards = [reward for group in groups for record, _ in group if (reward := batch.reward_of(record)) is not None]
         stats = {
@@ -151,6 +156,27 @@ class StoredBatches:
             "staleness_max": 0, "staleness_mean": None, "stale_groups": 0, "empty_groups": 0,
         }  # fmt: skip
         self._samples.write(step, without_versions(built.table), stats)
+
+    async def rate(self, step: int) -> None:
+        """Store what a served teacher says of the batch of `step`: as it is recorded, or asked for now. Nothing without one."""
+        if (rater := self._rater) is None:
+            return
+        rows = []
+        for index in self._order[step]:
+            known = await asyncio.to_thread(self._known, index, rater)
+            rows += await rater.rate(await asyncio.to_thread(self._group, index), known)
+        await asyncio.to_thread(store_ratings, self._location, step, rater, rows)
+
+    def _known(self, group: int, rater: Rater) -> dict[tuple[str, str], Rating]:
+        found = {}
+        for number, source in enumerate(self._sources):
+            names = {stored.id: stored.record.id for stored in self._plan.groups[group] if stored.source == number}
+            for (rollout, call), rating in ratings.known(source.reader, rater.name, rater.model, names).items():
+                found[names[rollout], call] = dataclasses.replace(rating, rollout=names[rollout])
+        return found
+
+    def _group(self, index: int) -> list[tuple[RolloutRecord, list[Call]]]:
+        return [(stored.record, self._calls(stored)) for stored in self._plan.groups[index]]
 
     def _calls(self, stored: Stored) -> list[Call]:
         source = self._sources[stored.source]
@@ -170,34 +196,51 @@ def without_versions(table: pa.Table) -> pa.Table:
     return table.set_column(table.column_names.index("steps"), field, pa.ListArray.from_arrays(column.offsets, values, type=field.type))
 
 
+@dataclasses.dataclass(frozen=True)
+class Inputs:
+    """What an offline run begins with."""
+
+    model: Path
+    teacher: Path | None
+    rater: Rater | None
+    plan: Plan
+
+
+async def inputs(config: Config, run: RunDir, runtime: Runtime, sources: Sequence[Source], progress: Progress) -> Inputs:
+    """Model, teacher and plan, checked against one another. Raises `UserError`."""
+    progress.phase("inputs", "model and stored rollouts")
+    model = await runtime.learner_model()
+    teacher, rater = await runtime.teacher(model), rater_of(config, model)
+    await asyncio.to_thread(check_tokenizer, model, sources)
+    plan = stored_groups.kept(run)
+    progress.done("inputs", f"{plan.rollouts} rollouts in {len(plan.groups)} groups, of {', '.join(plan.sources)}")
+    for reason, number in plan.left_out.items():
+        progress.note(f"left out: {number} {reason}")
+    if config.eval.before or config.eval.after or config.eval.every:
+        progress.note("nothing is served, so nothing is evaluated: use forge-ray eval --checkpoint afterwards")
+    return Inputs(model, teacher, rater, plan)
+
+
 async def learn(
-    config: Config, run: RunDir, runtime: Runtime, sources: Sequence[Source],
+    config: Config, run: RunDir, given: Inputs, sources: Sequence[Source],
     phases: PhaseLog, progress: Progress, metrics: MetricsWriter, *, resume: bool,
 ) -> None:  # fmt: skip
     """Train until `train.steps`."""
-    with phases.phase("inputs"):
-        progress.phase("inputs", "model and stored rollouts")
-        model = await runtime.model()
-        teacher = await runtime.teacher(model)
-        await asyncio.to_thread(check_tokenizer, model, sources)
-        plan = stored_groups.kept(run)
-        progress.done("inputs", f"{plan.rollouts} rollouts in {len(plan.groups)} groups, of {', '.join(plan.sources)}")
-        for reason, number in plan.left_out.items():
-            progress.note(f"left out: {number} {reason}")
-        if config.eval.before or config.eval.after or config.eval.every:
-            progress.note("nothing is served, so nothing is evaluated: use forge-ray eval --checkpoint afterwards")
-    demonstrations: Path | None = None
+    made: Path | None = None
     if config.train.sft is not None and not any(run.checkpoints.glob("step-*")):
         with phases.phase("demonstrations"):
-            source = config.train.sft.demonstrations
-            demonstrations = await resolve(source, "train.sft.demonstrations", "demonstrations", run, config.seed)
+            made = await demonstrations(config.train.sft, run, config.seed)
     exchange = start_exchange(run)
-    batches = StoredBatches(config, run, plan, sources, exchange)
+    batches = StoredBatches(config, run, given.plan, sources, exchange, given.rater)
     report = StepReport(run, config.train.optimizer.epochs, batches, metrics, progress)
-    trainer = TrainerThread(config, run, model, demonstrations, exchange, teacher)
-    with phases.phase("train"):
-        steps = _Steps(config, batches, report, exchange, progress, resume)
-        await TrainerEvents(run, config.train, exchange, trainer, progress, weights=steps.weights).follow()
+    trainer = TrainerThread(config, run, given.model, made, exchange, given.teacher)
+    try:
+        with phases.phase("train"):
+            steps = _Steps(config, batches, report, exchange, progress, resume)
+            await TrainerEvents(run, config.train, exchange, trainer, progress, weights=steps.weights).follow()
+    finally:
+        if given.rater is not None:
+            await given.rater.close()
 
 
 class _Steps:

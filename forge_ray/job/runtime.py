@@ -23,7 +23,7 @@ from forge_ray.job.dispatch import Dispatch
 from forge_ray.job.scheduler import TaskRef
 from forge_ray.job.sources import resolve
 from forge_ray.job.store import StoreThread, location
-from forge_ray.model_files import MODEL_FIX, model_problem, policy_problem, vocabulary_problem
+from forge_ray.model_files import MODEL_FIX, TEACHER_FIX, model_problem, policy_problem, vocabulary_problem
 from forge_ray.rewards.plan import refuse
 from forge_ray.run_dir import RunDir
 from forge_ray.tasks.task import load_tasks
@@ -58,14 +58,16 @@ class Runtime:
         """The thread that deploys the proxy; a cancelled wait does not end it."""
 
     async def __aenter__(self) -> Runtime:
+        """From here on the first SIGINT or SIGTERM cancels the current task, and no other does anything."""
+        interrupts.cancel_once()
         return self
 
     def connect(self) -> Cluster:
-        """Join or start Ray (blocking); from here on the first SIGINT or SIGTERM cancels the current task, and no other does anything."""
+        """Join or start Ray (blocking)."""
         location(self.config, self.run)  # a store that cannot be is said before anything starts
         with interrupts.while_blocking():
             self._cluster = connect(self.config, extra_environment=self.config.policy.environment)
-        interrupts.cancel_once()  # after ray.init, which installs handlers of its own
+        interrupts.cancel_once()  # once more: ray.init installs handlers of its own
         return self._cluster
 
     def require_resources(self, *, training: bool) -> None:
@@ -83,14 +85,23 @@ class Runtime:
             raise UserError(problem, where="policy.model", fix=MODEL_FIX)
         return model
 
+    async def learner_model(self) -> Path:
+        """`model`, where it can also be trained as `train` says. Raises `UserError`."""
+        from forge_ray.train_loop import preflight
+
+        model = await self.model()
+        if preflight.needed(self.config.train):
+            await asyncio.to_thread(preflight.refuse, model, self.config.train)
+        return model
+
     async def teacher(self, model: Path) -> Path | None:
         """The directory of `train.loss.distillation.teacher`, if there is one. Raises `UserError` where it cannot rate `model`'s tokens."""
-        if (settings := self.config.train.loss.distillation) is None:
+        if (settings := self.config.train.loss.distillation) is None or settings.teacher is None:
             return None
         where = "train.loss.distillation.teacher"
         teacher = await resolve(settings.teacher, where, "distillation-teacher", self.run, self.config.seed)
         if (problem := model_problem(teacher) or vocabulary_problem(model, teacher)) is not None:
-            raise UserError(problem, where=where, fix="give a whole Hugging Face model directory with the policy's tokenizer")
+            raise UserError(problem, where=where, fix=TEACHER_FIX)
         return teacher
 
     async def tasks(self) -> tuple[list[TaskRef], list[TaskRef]]:
@@ -123,6 +134,7 @@ class Runtime:
 
     async def __aexit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
         if self._cluster is None:
+            interrupts.done(leaving=kind is not None)
             return
         interrupts.ignore()  # a second Ctrl-C must not cut the cleanup short
         if self._dispatch is not None:

@@ -7,7 +7,6 @@ it or makes it again.
 
 from __future__ import annotations
 
-import ast
 import asyncio
 import importlib.util
 import inspect
@@ -17,7 +16,7 @@ import shutil
 import sys
 from pathlib import Path
 
-from forge_ray.config import Source
+from forge_ray.config import Sft, Source
 from forge_ray.errors import ForgeRayError, UserError
 from forge_ray.run_dir import RunDir
 
@@ -26,6 +25,11 @@ def gone() -> str:
     """What may have become of a file that is missing: the end of a sentence, "" where the files did not travel."""
     travelled = "_ray_pkg_" in os.getcwd()  # the copy that a submitted job runs in
     return "; files named by a .gitignore do not travel with ray job submit" if travelled else ""
+
+
+DEMONSTRATIONS_FIX = "give a Parquet file with lists of integers `ids` and of booleans `mask`"
+PASSED = ("seed", "run")
+"""Keywords that a function is given beside its options, `run` where it names it."""
 
 
 class SourceError(ForgeRayError):
@@ -80,31 +84,36 @@ async def resolve(source: Source, field: str, name: str, run: RunDir, seed: int,
     return target
 
 
-def missing_function(file: Path, name: str) -> str | None:
-    """Why `file` has no function `name`, told from its text without running it; None where it has, or might make it while it runs."""
+async def demonstrations(recipe: Sft, run: RunDir, seed: int) -> Path:
+    """The Parquet file of `train.sft.demonstrations`. Raises `UserError` for what is none of demonstrations, and as `resolve`."""
+    field = "train.sft.demonstrations"
+    path = await resolve(recipe.demonstrations, field, "demonstrations", run, seed)
+    if (problem := await asyncio.to_thread(demonstrations_problem, path)) is not None:
+        raise UserError(problem, where=field, fix=DEMONSTRATIONS_FIX)
+    return path
+
+
+def demonstrations_problem(path: Path) -> str | None:
+    """Why there are no demonstrations in the Parquet file, or in the directory's, as far as its schema tells; None if there are."""
+    import pyarrow as pa
+    import pyarrow.parquet as pq
+
+    file = path / "demonstrations.parquet" if path.is_dir() else path
     try:
-        tree = ast.parse(file.read_bytes(), str(file))
-    except SyntaxError as error:
-        return f"{file}:{error.lineno} is no Python ({error.msg})"
-    except (OSError, ValueError, RecursionError) as error:
-        return f"{file} cannot be read ({error})"
-    defined: set[str] = set()
-    for node in ast.walk(tree):
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
-            defined.add(node.name)
-        elif isinstance(node, ast.Import | ast.ImportFrom):
-            defined.update((alias.asname or alias.name).partition(".")[0] for alias in node.names)
-        elif isinstance(node, ast.Name):
-            # Assigned, or a way to define anything.
-            defined.add("*" if node.id in ("globals", "exec", "setattr", "vars") else node.id)
-    if name in defined or "*" in defined:
-        return None
-    known = [node.name for node in tree.body if isinstance(node, ast.FunctionDef) and not node.name.startswith("_")]
-    return f"{file} has no function {name!r}{_listed(known)}"
-
-
-def _listed(names: list[str]) -> str:
-    return f"; it has {', '.join(names)}" if names else ""
+        found = pq.ParquetFile(file)
+    except (OSError, pa.ArrowException) as error:
+        return f"{file} cannot be read ({' '.join(str(error).split())[:200]})"
+    with found:
+        schema, rows = found.schema_arrow, found.metadata.num_rows
+    for name in ("ids", "mask"):
+        if name not in schema.names:
+            return f"{file} has no column {name!r}"
+        kind = schema.field(name).type
+        if not (pa.types.is_list(kind) or pa.types.is_large_list(kind)):
+            return f"column {name!r} of {file} holds no lists"
+        if not (pa.types.is_integer(kind.value_type) or (name == "mask" and pa.types.is_boolean(kind.value_type))):
+            return f"column {name!r} of {file} holds lists of {kind.value_type}"
+    return None if rows else f"{file} has no rows"
 
 
 def _last_line(log: Path) -> str:

@@ -89,7 +89,7 @@ def plan(config: Config, sources: Sequence[tuple[str, Sequence[RolloutRecord]]])
     for group in groups:
         if len(group) < least:
             left_out["groups with a single rollout that may be trained"] += 1
-        elif config.train.dynamic_sampling and group_advantage([stored.record.reward for stored in group]).degenerate:
+        elif config.train.dynamic_sampling and _silent(group, config):
             left_out["groups whose rewards are all equal (train.dynamic_sampling)"] += 1
         else:
             index = len(chosen)
@@ -129,6 +129,13 @@ def batches(groups: int, size: int, seed: int) -> Iterator[list[int]]:
                 epoch += 1
             batch.append(queue.pop(next(place for place, group in enumerate(queue) if group not in batch)))
         yield batch
+
+
+def _silent(group: Sequence[Stored], config: Config) -> bool:
+    """Whether the group's rewards say nothing, and no teacher and no reward of a single call does."""
+    train = config.train
+    rated = train.credit.call_rewards > 0 and any(stored.record.call_rewards for stored in group)
+    return train.loss.distillation is None and not rated and group_advantage([stored.record.reward for stored in group]).degenerate
 
 
 def _of_slots(every: Iterable[Stored], config: Config, left_out: Counter[str]) -> dict[tuple[int, int], list[Stored]]:

@@ -8,15 +8,18 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 
 from forge_ray.config import Config
 from forge_ray.job import offline, schedule_print, stall
 from forge_ray.job.driver import Driver
 from forge_ray.job.offline import Source
+from forge_ray.job.rating import Rater, rater_of
 from forge_ray.job.run_log import run_log
 from forge_ray.job.runtime import Runtime
-from forge_ray.job.sources import resolve
+from forge_ray.job.scheduler import TaskRef
+from forge_ray.job.sources import demonstrations as made_demonstrations
 from forge_ray.report import sinks
 from forge_ray.report.metrics import MetricsWriter
 from forge_ray.report.phases import PhaseLog
@@ -53,41 +56,59 @@ async def _train(config: Config, run: RunDir, *, resume: bool, sources: Sequence
         MetricsWriter(run.metrics, sinks.Sinks(asked, progress.warn)) as metrics,
     ):
         async with Runtime(config, run) as runtime:
+            with phases.phase("inputs"):  # before Ray: most of what can be wrong with a run is seen here
+                stored = await offline.inputs(config, run, runtime, sources, progress) if config.train.offline is not None else None
+                inputs = await _inputs(config, run, runtime, progress) if stored is None else None
             progress.phase("Ray", "starting")
             with phases.phase("ray"):
                 cluster = runtime.connect()
                 runtime.require_resources(training=True)
             progress.done("Ray", f"{'own cluster' if cluster.owned else cluster.address}, run directory {run.root}")
-            if config.train.offline is not None:
+            if stored is not None:
                 async with stall.watch(progress):
-                    await offline.learn(config, run, runtime, sources, phases, progress, metrics, resume=resume)
+                    await offline.learn(config, run, stored, sources, phases, progress, metrics, resume=resume)
                 return
+            assert inputs is not None
             if not cluster.haproxy:
                 progress.note("Serve runs without HAProxy (slower): start Ray with the variables of cluster/ray.env")
             async with stall.watch(progress):
-                driver = await _bring_up(config, run, runtime, phases, progress, metrics, resume=resume)
+                driver = await _bring_up(config, run, runtime, inputs, phases, progress, metrics, resume=resume)
                 try:
                     await _stages(config, driver, phases)
                 finally:
                     await driver.stop()
 
 
-async def _bring_up(
-    config: Config, run: RunDir, runtime: Runtime, phases: PhaseLog, progress: Progress, metrics: MetricsWriter, *, resume: bool
-) -> Driver:
-    with phases.phase("inputs"):
-        progress.phase("inputs", "model and tasks")
-        model, (tasks, heldout) = await asyncio.gather(runtime.model(), runtime.tasks())
-        teacher = await runtime.teacher(model)
-        schedule_print.keep(run, schedule_print.of_config(config) | schedule_print.of_tasks(tasks, heldout))
-        progress.done("inputs", f"{len(tasks)} training tasks, {len(heldout)} held-out")
-        if config.tasks.heldout is None:
-            progress.note("tasks.heldout is not set: nothing is evaluated")
+@dataclass(frozen=True)
+class _Inputs:
+    """What the config's sources are, or made."""
 
+    model: Path
+    teacher: Path | None
+    rater: Rater | None
+    tasks: list[TaskRef]
+    heldout: list[TaskRef]
+
+
+async def _inputs(config: Config, run: RunDir, runtime: Runtime, progress: Progress) -> _Inputs:
+    progress.phase("inputs", "model and tasks")
+    model, (tasks, heldout) = await asyncio.gather(runtime.learner_model(), runtime.tasks())
+    teacher, rater = await runtime.teacher(model), rater_of(config, model)
+    schedule_print.keep(run, schedule_print.of_config(config) | schedule_print.of_tasks(tasks, heldout))
+    progress.done("inputs", f"{len(tasks)} training tasks, {len(heldout)} held-out")
+    if config.tasks.heldout is None:
+        progress.note("tasks.heldout is not set: nothing is evaluated")
+    return _Inputs(model, teacher, rater, tasks, heldout)
+
+
+async def _bring_up(
+    config: Config, run: RunDir, runtime: Runtime, inputs: _Inputs, phases: PhaseLog, progress: Progress, metrics: MetricsWriter,
+    *, resume: bool,
+) -> Driver:  # fmt: skip
     async def serve():
         with phases.phase("serve"):
             progress.phase("serve", "starting the engine")
-            client = await runtime.serve(model, next_incarnation(run))
+            client = await runtime.serve(inputs.model, next_incarnation(run))
             progress.done("serve", client.base_url)
             return client
 
@@ -96,16 +117,16 @@ async def _bring_up(
         if config.train.sft is not None and not any(run.checkpoints.glob("step-*")):
             with phases.phase("demonstrations"):
                 progress.phase("demonstrations", "executing the teacher's episodes")
-                source = config.train.sft.demonstrations
-                demonstrations = await resolve(source, "train.sft.demonstrations", "demonstrations", run, config.seed)
+                demonstrations = await made_demonstrations(config.train.sft, run, config.seed)
                 progress.done("demonstrations", str(demonstrations))
         exchange = start_exchange(run)
-        return exchange, TrainerThread(config, run, model, demonstrations, exchange, teacher)
+        return exchange, TrainerThread(config, run, inputs.model, demonstrations, exchange, inputs.teacher)
 
     client, (exchange, trainer) = await asyncio.gather(serve(), learner())
     driver = Driver(
-        config, run, tasks, heldout,
+        config, run, inputs.tasks, inputs.heldout,
         client=client, dispatch=runtime.pools(client), exchange=exchange, trainer=trainer, metrics=metrics, progress=progress,
+        rater=inputs.rater,
     )  # fmt: skip
     if resume:
         driver.restore()

@@ -8,6 +8,7 @@ from collections.abc import Awaitable, Callable
 from typing import TYPE_CHECKING, Any
 
 from forge_ray.config import Train
+from forge_ray.errors import UserError
 from forge_ray.job import retention
 from forge_ray.job.runtime import RunFailed
 from forge_ray.run_dir import RunDir
@@ -30,7 +31,8 @@ class TrainerEvents:
         self._weights = weights
 
     async def follow(self) -> None:
-        """Until the trainer has ended. Raises `RunFailed` with its words, `TrainingFailed` where its workers gave up."""
+        """Until the trainer has ended. Raises `RunFailed` with its words (`UserError` for bad input that only the workers saw),
+        `TrainingFailed` where its workers gave up."""
         number, ended = 0, False
         while True:
             events = await self._exchange.events.remote(number, 0.1 if ended else 1.0)
@@ -54,6 +56,6 @@ class TrainerEvents:
         elif event["kind"] == "weights":
             await self._weights(event)
         elif event["kind"] == "failed":
-            raise RunFailed(event["error"])
+            raise UserError(event["error"]) if event.get("input") else RunFailed(event["error"])
         else:
             raise RunFailed(f"unknown trainer event {event['kind']!r}")

@@ -22,6 +22,8 @@ from forge_ray.tasks.spec import TaskToml, read_regular, read_spec
 TESTS_DIR, VERIFIER_DIR = "/tests", "/logs/verifier"
 """Where Harbor has a verifier's files and its results. `tests/test.sh` finds both also in the variables of these names."""
 
+SHOWN = 3
+"""Broken tasks that a message names."""
 _TAKEN = frozenset(("usr", "bin", "sbin", "lib", "lib32", "lib64", "libx32", "etc", "opt", "nix", "proc", "dev", "sys", "run", "var"))
 _TEMPLATE = re.compile(r"\$\{(\w+)(?::-(.*))?\}", re.DOTALL)
 _DEFAULTED = re.compile(r"\$\{\w+:?-[^}]*\}")
@@ -215,7 +217,9 @@ def load_tasks(directory: str | os.PathLike[str]) -> list[Task]:
         except UserError as error:
             problems.append(str(error).replace(f"{root.resolve()}{os.sep}", ""))
     if problems:
-        raise UserError(f"{len(problems)} of {len(folders)} tasks cannot be loaded: {' | '.join(problems)}", where=str(root))
+        more = f" | and {len(problems) - SHOWN} more" if len(problems) > SHOWN else ""
+        said = f"{' | '.join(problems[:SHOWN])}{more}"
+        raise UserError(f"{len(problems)} of {len(folders)} tasks cannot be loaded: {said}", where=str(root))
     if not tasks:
         raise UserError("holds no task", where=str(root), fix="each task is a directory with task.toml and instruction.md")
     by_name: dict[str, Task] = {}

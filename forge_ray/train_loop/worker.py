@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from forge_ray.config import Config
-from forge_ray.errors import ForgeRayError
+from forge_ray.errors import ForgeRayError, UserError
 from forge_ray.run_dir import RunDir
 
 PROGRESS_EVERY_S = 1.0
@@ -28,7 +28,7 @@ def train_worker(settings: dict[str, Any]) -> None:
         # Ray Train restarts a worker group for whatever it raises; what we raise on purpose would only come again.
         import ray
 
-        ray.get(settings["exchange"].post.remote({"kind": "failed", "error": str(error)}))
+        ray.get(settings["exchange"].post.remote({"kind": "failed", "error": str(error), "input": isinstance(error, UserError)}))
 
 
 def _train(settings: dict[str, Any]) -> None:
@@ -128,6 +128,10 @@ def _supervised(
     path = Path(demonstrations)
     table = pyarrow.parquet.read_table(path / "demonstrations.parquet" if path.is_dir() else path, columns=["ids", "mask"])
     rows = forward.demonstration_rows(table)
+    size = model.get_input_embeddings().num_embeddings
+    if not rows or (most := max(int(row.ids.max()) for row in rows)) >= size:
+        problem = f"token {most} is beyond the model's {size}" if rows else "no demonstration has a token whose mask is true"
+        raise UserError(problem, where="train.sft.demonstrations", fix="make them with the policy's tokenizer")
     last = 0.0
 
     def report(step: int, loss: float) -> None:

@@ -187,4 +187,4 @@ def test_the_check_looks_for_the_teacher_and_for_the_packages_of_sinks(
     assert main(["check", str(quickstart), "--quick", f"runs={tmp_path}", loss, "metrics.wandb={}"]) == 2
     lines = capsys.readouterr().out.splitlines()
     assert any(line.startswith("MISS  train.loss.distillation.teacher") and "none does not exist" in line for line in lines)
-    assert any(line.startswith("MISS  metrics.wandb") and "forge-ray[wandb]" in line for line in lines)
+    assert any(line.startswith("MISS  metrics.wandb") and "EXTRAS=cpu,wandb" in line for line in lines)

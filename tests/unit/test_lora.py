@@ -13,10 +13,11 @@ import torch
 from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM
 
+from forge_ray.config import Lora
 from forge_ray.errors import UserError
 from forge_ray.job import single
 from forge_ray.serve_proxy import weights
-from forge_ray.train_loop import attention, checkpoint, lora
+from forge_ray.train_loop import attention, checkpoint, lora, preflight
 from forge_ray.train_loop.export import export
 from forge_ray.train_loop.learner import Learner
 from forge_ray.train_loop.part import Passes
@@ -120,10 +121,30 @@ def test_a_damaged_checkpoint_of_adapters_is_left_out(trained: Learner) -> None:
     assert checkpoint.newest(trained.run)[0] == 0
 
 
-def test_layers_that_are_not_there_are_refused_by_name(tmp_path: Path) -> None:
-    settings = learning.config(lora={"targets": ["no_such_proj"]})
-    with pytest.raises(UserError, match=r"train\.lora\.targets.*no_such_proj"):
-        learning.learner_of(settings, learning.with_model(tmp_path))
+@pytest.mark.parametrize(
+    ("targets", "problem"),
+    [
+        (["no_such_proj"], "no_such_proj"),
+        (["q_proj", "v_prj"], r"no layer of the model is called 'v_prj'; write all-linear, or some of .*\bv_proj\b"),
+        (["q_proj", "embed_tokens"], "embed_tokens is no linear layer"),
+        (["q_proj", "all-linear"], "'all-linear'"),
+    ],
+)
+def test_layers_that_cannot_be_adapted_are_refused_by_name_before_a_run_begins(targets: list[str], problem: str, tmp_path: Path) -> None:
+    settings = learning.config(lora={"targets": targets})
+    folder = learning.with_model(tmp_path)
+    with pytest.raises(UserError, match=rf"train\.lora\.targets: .*{problem}"):
+        preflight.refuse(folder / "model", settings.train)
+    with pytest.raises(UserError, match=problem):
+        learning.learner_of(settings, folder)
+    preflight.refuse(folder / "model", learning.config(lora={"targets": ["q_proj", "mlp.up_proj"]}, builder="tree").train)
+
+
+def test_a_head_that_is_the_embeddings_too_gets_no_adapter() -> None:
+    model = learning.small_model()
+    model.config.tie_word_embeddings = True
+    with pytest.raises(UserError, match=r"lm_head shares its weight with the embeddings"):
+        lora.attach(model, Lora(targets=["lm_head"]))
 
 
 def test_packing_and_adapters_go_together(trained: Learner) -> None:

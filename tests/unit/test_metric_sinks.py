@@ -175,5 +175,5 @@ def test_a_package_that_is_missing_is_named_before_anything_starts(tmp_path: Pat
     monkeypatch.setitem(sinks.PACKAGES, "wandb", "no_such_module")
     with pytest.raises(UserError, match=r"no_such_module is not installed") as caught:
         sinks.makers(config_of(tmp_path, wandb={}), RunDir(tmp_path))
-    assert caught.value.where == "metrics.wandb" and "forge-ray[wandb]" in str(caught.value.fix)
+    assert caught.value.where == "metrics.wandb" and "EXTRAS=cpu,wandb" in str(caught.value.fix)
     assert sinks.missing(config_of(tmp_path, tensorboard=None)) == []

@@ -11,6 +11,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from forge_ray.config import Config
@@ -31,7 +32,7 @@ Maker = Callable[[], Sink]
 def missing(config: Config) -> list[UserError]:
     """One error for each sink that is asked for and whose package is not there."""
     return [
-        UserError(f"the package {module} is not installed", where=f"metrics.{key}", fix=f"pip install 'forge-ray[{key}]', or leave it out")
+        UserError(f"the package {module} is not installed", where=f"metrics.{key}", fix=f"make env EXTRAS=cpu,{key}, or leave it out")
         for key, module in PACKAGES.items()
         if getattr(config.metrics, key) is not None and importlib.util.find_spec(module) is None
     ]
@@ -56,7 +57,7 @@ def makers(config: Config, run: RunDir) -> dict[str, Maker]:
         def tensorboard() -> Sink:
             from forge_ray.report.sinks.tensorboard import TensorBoard
 
-            return TensorBoard(run.root / folder)
+            return TensorBoard(run.root / Path(folder).expanduser())
 
         found["tensorboard"] = tensorboard
     if (wandb := asked.wandb) is not None:

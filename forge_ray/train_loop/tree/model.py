@@ -35,6 +35,12 @@ def language_model(model: torch.nn.Module) -> PreTrainedModel:
 
 def check(model: torch.nn.Module) -> None:
     """Raise `UserError` for a model that would not be trained exactly. Makes a forward pass of two tokens (on every rank alike)."""
+    inner = check_kind(model)
+    _probe(model, inner, inner.config.get_text_config(), type(inner).__name__)
+
+
+def check_kind(model: torch.nn.Module) -> PreTrainedModel:
+    """What of `check` the model's classes and config tell, its weights aside; the transformers model in `model`."""
     inner = language_model(model)
     config: Any = inner.config.get_text_config()
     name = type(inner).__name__
@@ -52,7 +58,7 @@ def check(model: torch.nn.Module) -> None:
         _refuse(f"{name} adds a balance loss of its experts (output_router_logits)")
     if not inner._can_set_attn_implementation():
         _refuse(f"the attention of {name} does not go through transformers' AttentionInterface")
-    _probe(model, inner, config, name)
+    return inner
 
 
 def _probe(model: torch.nn.Module, inner: PreTrainedModel, config: Any, name: str) -> None:

@@ -84,7 +84,7 @@ class Call:
     error: str | None = None
     ended: float | None = None
     delivered: bool | None = None
-    """None: neither event was written (the replica died in between). True, whatever was written, where a later prompt goes on from all of it."""
+    """None: neither event was written (the replica died in between). True, whatever was written, where a later prompt goes on from it."""
     superseded_by: str | None = None
     """A call of an equal request; None where a later prompt goes on from this one. See `call_log.assemble`."""
     usage: dict[str, Any] | None = None

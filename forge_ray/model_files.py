@@ -17,6 +17,7 @@ from forge_ray.config import Policy
 
 MODEL_FIX = "give a whole Hugging Face model directory (a chat template can also be set by policy.chat_template)"
 """What to do about any of these."""
+TEACHER_FIX = "give a whole Hugging Face model directory with the policy's tokenizer"
 
 TEMPLATE_FILES = ("chat_template.jinja", "chat_template.json", "additional_chat_templates")
 TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt", "spiece.model", "tekken.json", "tokenizer_config.json")

@@ -21,14 +21,16 @@ def function_of(task: Task, rollouts: Rollouts) -> Reference | None:
 def refuse(tasks: Iterable[Task], rollouts: Rollouts) -> None:
     """Raise `UserError` for the first task whose reward function is not there, or whose rollouts would have several rewards and no rule
     that makes one of them."""
+    there: set[Reference] = set()
     for task in tasks:
         reference = function_of(task, rollouts)
         if reference is None:
             continue
         own = task.spec.verifier.reward is not None
         where = f"{task.directory / 'task.toml'}: verifier.reward" if own else "rollouts.reward"
-        if (problem := missing(reference)) is not None:
-            raise UserError(problem, where=where, fix="correct the name")
+        if reference not in there and (problem := missing(reference)) is not None:
+            raise UserError(problem, where=where, fix="correct the name or the file")
+        there.add(reference)
         if task.has_test and not rollouts.reward_weights:
             raise UserError(
                 f"task {task.name} has a verifier and a reward function, and nothing says what each is worth",

@@ -131,6 +131,8 @@ def _name(key: Any) -> str:
 
 
 def _number(what: str, value: Any) -> float:
+    if getattr(value, "shape", None) == ():  # one number of numpy or torch, which has truth values of its own
+        value = value.item()
     return number(what, float(value) if isinstance(value, numbers.Real) and not isinstance(value, int) else value)
 
 

@@ -80,7 +80,9 @@ def test_the_final_text_is_one_that_the_harness_got(run: RunDir, ask: Callable[.
 
 
 def test_a_plain_number_has_the_functions_name_and_numpys_are_numbers(ask: Callable[..., Scored]) -> None:
-    assert ask("import numpy\ndef f(rollout): return numpy.float32(0.5)").rewards == {"f": 0.5}
+    source = "import numpy\ndef f(rollout): return {'a': numpy.float32(0.5), 'b': numpy.ones(2).mean() > 0.5, 'c': numpy.array(7)}"
+    assert ask(source).rewards == {"a": 0.5, "b": 1.0, "c": 7.0}
+    assert ask("import numpy\ndef f(rollout): return numpy.int64(3)").rewards == {"f": 3.0}
 
 
 @pytest.mark.parametrize(
@@ -91,6 +93,8 @@ def test_a_plain_number_has_the_functions_name_and_numpys_are_numbers(ask: Calla
         ("def f(rollout): return float('nan')", "what it returned is nan"),
         ("def f(rollout): return {'a': 1, 'b': float('-inf')}", "'b' is -inf"),
         ("def f(rollout): return {'a': [1]}", r"'a' is \[1\] and not a number"),
+        ("import numpy\ndef f(rollout): return numpy.array([1.0])", "is array.* and not a number"),
+        ("async def f(rollout): return 1", "is <coroutine object f .* and not a number"),
         ("def f(rollout): return {}", "it returned no reward"),
         ("def f(rollout): return {1: 1}", "the name 1 is no text"),
         ("def f(rollout): return {'a': 1, 'calls': {'0': 'x'}}", r"calls\['0'\] is 'x' and not a number"),

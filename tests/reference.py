@@ -30,6 +30,22 @@ class Reference:
                 parameter.add_(scale * self.torch.randn(parameter.shape, generator=generator))
         return copy
 
+    def adapted(self, seed: int, path: Path) -> Reference:
+        """The model on disk with random adapters on every linear layer, merged by peft; they are published at `path` as a trainer does."""
+        from forge_ray.config import Lora
+        from forge_ray.train_loop import lora, weight_sync
+
+        merged = Reference(self.directory)
+        model = lora.attach(merged.model, Lora(rank=4, alpha=8))
+        self.torch.manual_seed(seed)
+        trained = [(name, value) for name, value in model.base_model.model.named_parameters() if value.requires_grad]
+        for _, value in trained:
+            self.torch.nn.init.normal_(value, std=0.05)
+        tensors, told = lora.published(model.base_model.model, trained)
+        weight_sync.write(path, tensors, told)
+        merged.model = model.merge_and_unload()
+        return merged
+
     def save(self, path: Path) -> Path:
         """The weights as a trainer publishes them: named parameters, tied ones once."""
         from safetensors.torch import save_file

@@ -146,6 +146,20 @@ async def test_logprobs_follow_a_weight_update(served: Served, weights: Weights,
     assert {replica["version"] for replica in await served.client.status()} == {version}
 
 
+async def test_adapters_are_sent_alone_and_the_replica_serves_what_peft_would_merge(served: Served, weights: Weights) -> None:
+    path, body = DIALECTS["chat"]
+    before_weights, (version, _) = weights.current, weights.prepare()
+    merged = weights.current.adapted(7, file := served.run.weights / f"{version}.safetensors")
+    session, url = served.session("adapters")
+    async with httpx.AsyncClient(timeout=300) as http:
+        await weights.publish(prepared=(version, merged))
+        (await http.post(url + path, json={"model": "policy", **body})).raise_for_status()
+    (call,) = served.calls(session)
+    assert file.stat().st_size < sum(model.stat().st_size for model in weights.current.directory.glob("*.safetensors")) / 2
+    assert set(call.versions()) == {version}
+    assert merged.differences(call) < 1e-5 and before_weights.differences(call) > 1e-2
+
+
 async def test_an_update_is_idempotent_by_version(served: Served, weights: Weights) -> None:
     version, _ = await weights.publish()
     again = await served.client.update_weights(b"never read, the version is served already", version)

@@ -14,6 +14,8 @@ from vllm import LLM, SamplingParams
 from vllm.distributed.weight_transfer.base import WeightTransferInitRequest, WeightTransferUpdateRequest
 from vllm.distributed.weight_transfer.factory import WeightTransferEngineFactory
 
+from forge_ray.config import Config
+from forge_ray.job.rating import Rater
 from forge_ray.serve_proxy.vllm_internals.file_weights import FileWeights
 from tests.reference import Reference
 
@@ -27,23 +29,22 @@ class Careless(FileWeights):
         finalize_layerwise_reload(self.model, self.model_config)
 
 
-def adapters(model_dir: str, work: Path, seed: int) -> tuple[str, Reference]:
-    """Random adapters on every linear layer as the trainer publishes them, and the model that peft makes of them."""
-    import torch
+def rating(engine: LLM, ids: list[int], reference: Reference) -> float:
+    """The largest difference of what the engine, as a served teacher, says of `ids`."""
+    from vllm.entrypoints.openai.completion.protocol import CompletionRequest, CompletionResponseChoice
 
-    from forge_ray.config import Lora
-    from forge_ray.train_loop import lora, weight_sync
-
-    merged = Reference(model_dir)
-    model = lora.attach(merged.model, Lora(rank=4, alpha=8))
-    torch.manual_seed(seed)
-    trained = [(name, value) for name, value in model.base_model.model.named_parameters() if value.requires_grad]
-    for _, value in trained:
-        torch.nn.init.normal_(value, std=0.05)
-    tensors, told = lora.published(model.base_model.model, trained)
-    weight_sync.write(work / f"{seed}.safetensors", tensors, told)
-    merged.model = model.merge_and_unload()
-    return str(work / f"{seed}.safetensors"), merged
+    request = CompletionRequest.model_validate(Rater.request("teacher", ids))
+    output = engine.generate({"prompt_token_ids": ids}, request.to_sampling_params(1, {}), use_tqdm=False)[0]
+    choice = CompletionResponseChoice(index=0, text="", finish_reason="length", prompt_logprobs=output.prompt_logprobs)
+    config = Config.model_validate(
+        {
+            "name": "x", "policy": {"model": str(reference.directory)}, "harnesses": [{"name": "react"}], "tasks": {"train": "t"},
+            "proxy": {"upstreams": {"teacher": {"url": "http://unused"}}},
+            "train": {"loss": {"name": "distillation", "distillation": {"upstream": "teacher"}}},
+        }
+    )  # fmt: skip
+    said = Rater(config, reference.directory).read(json.dumps({"choices": [choice.model_dump(mode="json")]}).encode(), "a rollout", ids)
+    return max(abs(float(a) - b) for a, b in zip(said[1:], reference.logprobs(ids[:1], ids[1:], 1.0), strict=True))
 
 
 def main(model_dir: str, work: str) -> None:
@@ -75,6 +76,7 @@ def main(model_dir: str, work: str) -> None:
             engine.finish_weight_update()
 
         found[f"{backend}/before"] = difference(reference)
+        found[f"{backend}/rating"] = rating(engine, prompt, reference)
         engine.init_weight_transfer_engine(WeightTransferInitRequest(init_info={}))
         update(1)
         if backend == "careless":
@@ -90,10 +92,10 @@ def main(model_dir: str, work: str) -> None:
             found[f"{backend}/after {number}"] = difference(versions[number])
         # Adapters, twice: the second must not stand on the first.
         for number in (4, 5):
-            path, merged = adapters(model_dir, Path(work), number)
+            merged = reference.adapted(number, path := Path(work) / f"{number}.safetensors")
             engine.start_weight_update()
             base = sorted(str(file) for file in Path(model_dir).glob("*.safetensors"))
-            engine.update_weights(WeightTransferUpdateRequest(update_info={"path": path, "base": base}))
+            engine.update_weights(WeightTransferUpdateRequest(update_info={"path": str(path), "base": base}))
             engine.finish_weight_update()
             engine.reset_prefix_cache()
             found[f"{backend}/adapters {number}"] = difference(merged)

@@ -17,9 +17,10 @@ from pydantic import BaseModel, ConfigDict
 
 from forge_ray.config import Config
 from forge_ray.errors import UserError
-from forge_ray.outcome import Treatment, treatment
+from forge_ray.outcome import Outcome, Treatment, treatment
 from forge_ray.rollout import RolloutRecord, usable
 from forge_ray.run_dir import RunDamaged, RunDir, write_atomic
+from forge_ray.trajectories import credit
 from forge_ray.trajectories.advantage import STEP_WIDE, group_advantage
 
 WHERE = "--from-rollouts"
@@ -132,10 +133,11 @@ def batches(groups: int, size: int, seed: int) -> Iterator[list[int]]:
 
 
 def _silent(group: Sequence[Stored], config: Config) -> bool:
-    """Whether the group's rewards say nothing, and no teacher and no reward of a single call does."""
-    train = config.train
-    rated = train.credit.call_rewards > 0 and any(stored.record.call_rewards for stored in group)
-    return train.loss.distillation is None and not rated and group_advantage([stored.record.reward for stored in group]).degenerate
+    """Whether a step would learn nothing of the group: no reward differs, of a rollout or of a call, and no teacher speaks."""
+    records, rules = [stored.record for stored in group], config.train.credit
+    rewards = [credit.scaled(record.reward or 0.0, rules, truncated=record.outcome is Outcome.TRUNCATED) for record in records]
+    calls = [number for record in records for number in record.call_rewards.values()] if rules.call_rewards > 0 else []
+    return config.train.loss.distillation is None and group_advantage(rewards).degenerate and group_advantage(calls).degenerate
 
 
 def _of_slots(every: Iterable[Stored], config: Config, left_out: Counter[str]) -> dict[tuple[int, int], list[Stored]]:

@@ -93,6 +93,11 @@ def assign(calls: Sequence[Counted], config: Credit | None = None, *, truncated:
     return chosen
 
 
+def scaled(terminal: float, config: Credit, *, truncated: bool) -> float:
+    """r_T, of a rollout that ended at a limit by `config.truncated`."""
+    return terminal * config.truncated_scale if truncated and config.truncated == "scale" else terminal
+
+
 def trajectory_reward(calls: Sequence[Counted], terminal: float, config: Credit | None = None, *, truncated: bool = False) -> float:
     """The one number of a rollout that group statistics use: R_i.
 
@@ -100,8 +105,7 @@ def trajectory_reward(calls: Sequence[Counted], terminal: float, config: Credit 
     trajectory", the paper's section 3); r_T where there is none. Before that, `truncated: scale` multiplies r_T of a truncated rollout.
     """
     config = config or Credit()
-    if truncated and config.truncated == "scale":
-        terminal *= config.truncated_scale
+    terminal = scaled(terminal, config, truncated=truncated)
     if config.statistics == "terminal":
         return terminal
     trained = assign(calls, config)  # a truncated rollout counts as if it were trained whole

@@ -119,6 +119,13 @@ def test_what_fills_no_step_is_refused_with_the_reasons() -> None:
     assert len(stored_groups.plan(config(), [("a", same)]).groups) == 3
     with pytest.raises(UserError, match=r"3 groups whose rewards are all equal"):
         stored_groups.plan(config(dynamic_sampling=True), [("a", same)])
+    told = [one.model_copy(update={"call_rewards": {"0": float(number)}}) for number, one in enumerate(same)]
+    cut = [one.model_copy(update={"outcome": Outcome.TRUNCATED} if one.key.endswith("-0") else {}) for one in same]
+    for found, rules in ((told, {}), (cut, {"truncated": "scale"})):
+        assert len(stored_groups.plan(config(dynamic_sampling=True, credit=rules), [("a", found)]).groups) == 3
+    for found, rules in ((told, {"call_rewards": 0}), (cut, {})):
+        with pytest.raises(UserError, match=r"3 groups whose rewards are all equal"):
+            stored_groups.plan(config(dynamic_sampling=True, credit=rules), [("a", found)])
 
 
 def test_epochs_bound_the_steps() -> None:

@@ -39,15 +39,15 @@ def parser() -> argparse.ArgumentParser:
     commands = top.add_subparsers(dest="command", metavar="command", required=True)
     made = {name: commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".") for name, text in COMMANDS.items()}
     for name in ("check", "rollout", "serve", "ablate", "transfer"):
-        made[name].add_argument("config", help="a run.yaml, or the directory of a run")
+        made[name].add_argument("config", help="a run.yaml, or the directory or name of a run")
     made["train"].add_argument("config", nargs="?", help="a run.yaml")
-    made["train"].add_argument("--resume", metavar="RUN", help="continue the run in this directory (no config)")
+    made["train"].add_argument("--resume", metavar="RUN", help="continue the run in this directory, or of this name (no config)")
     made["train"].add_argument("--from-rollouts", metavar="RUN[,RUN…]", help="train on the stored rollouts of these runs; no harness runs")
     made["train"].add_argument("--rewards", metavar="R", help="with --from-rollouts: recorded (default), latest, or the name of a rescore")
     made["rollout"].add_argument("--task", required=True, metavar="T", help="name of a training or held-out task, or a task directory")
     made["rollout"].add_argument("--harness", metavar="H", help="name of a harness (default: the config's first)")
     made["rollout"].add_argument("--checkpoint", metavar="C", help="a checkpoint directory, or `latest`")
-    made["eval"].add_argument("config", nargs="?", help="a run.yaml, or the directory of a run")
+    made["eval"].add_argument("config", nargs="?", help="a run.yaml, or the directory or name of a run")
     made["eval"].add_argument("--resume", metavar="RUN", help="go on with the evaluation in this run directory (no config)")
     made["eval"].add_argument(
         "--checkpoint", metavar="C", help="a checkpoint directory, or `latest` of the run (default: the initial policy)"
@@ -67,11 +67,13 @@ def parser() -> argparse.ArgumentParser:
         "--tasks", action="store_true", help="also run each task's verifier on its own solution and on an untouched workspace"
     )
     made["serve"].add_argument("--checkpoint", metavar="C", help="a checkpoint directory, or `latest` (default: the initial policy)")
-    made["serve"].add_argument("--session", metavar="S", default="serve", help="name of the session that the key is for")
-    made["replay"].add_argument("session", help="id of a rollout or its beginning, or <run>/rollouts/<id>")
+    made["serve"].add_argument(
+        "--session", metavar="S", action="append", help="name of a session, which gets a key of its own; may be repeated (default: serve)"
+    )
+    made["replay"].add_argument("session", help="id of a rollout (or of a served session) or its beginning, or <run>/rollouts/<id>")
     made["replay"].add_argument("--run", metavar="RUN", help="the run's directory (default: the newest that has the rollout)")
     made["replay"].add_argument("--full", action="store_true", help="write out every token of long prompts")
-    made["export"].add_argument("run", help="the directory of a run")
+    made["export"].add_argument("run", help="a run's directory or its name")
     made["export"].add_argument("directory", help="where the model is written; must not be there")
     chosen = made["export"].add_mutually_exclusive_group()
     chosen.add_argument("--step", type=int, metavar="N", help="the checkpoint of this step (default: the newest)")

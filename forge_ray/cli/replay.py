@@ -71,10 +71,22 @@ def _find(session: str, run: str | None) -> tuple[RunDir, str]:
         return _run(Path(run).expanduser().resolve()), session
     parent = Path(DEFAULT_RUNS).expanduser()
     runs = sorted((config.parent for config in parent.glob("*/config.yaml")), key=lambda found: found.stat().st_mtime, reverse=True)
-    for found in runs:
-        if any(found.glob(f"rollouts/{session}*")):
-            return RunDir(found), session
-    raise UserError(f"no run below {parent} has a rollout {session!r}", where=WHERE, fix="give --run RUN, or <run>/rollouts/<session>")
+    for found in map(RunDir, runs):
+        if any(found.rollouts.glob(f"{session}*")) or _served(found, session):
+            return found, session
+    problem = f"no run below {parent} has a rollout or a served session {session!r}"
+    raise UserError(problem, where=WHERE, fix="give --run RUN, or <run>/rollouts/<session>")
+
+
+def _served(run: RunDir, session: str) -> bool:
+    """Whether a program talked to `run` without a rollout (`forge-ray serve`), in a session of that name or beginning."""
+    if run.rollouts.is_dir() and any(run.rollouts.iterdir()):
+        return False  # every session is a rollout there, and its log may be long
+    from forge_ray.trajectories.call_log import CallLogReader
+
+    reader = CallLogReader(run.calls)
+    reader.refresh()
+    return any(name.startswith(session) for name in reader.sessions())
 
 
 def _run(root: Path) -> RunDir:

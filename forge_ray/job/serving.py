@@ -1,4 +1,4 @@
-"""The proxy alone (`forge-ray serve`): up until Ctrl-C, with one session, whose calls are told as they end.
+"""The proxy alone (`forge-ray serve`): up until Ctrl-C, with a key for each of some sessions, whose calls are told as they end.
 
 Any program can be pointed at it. The run directory is the command's own, so that nothing that is played with gets into a training run;
 `forge-ray replay` reads it like any other.
@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -21,6 +22,8 @@ from forge_ray.report.trajectory import status, visible
 from forge_ray.run_dir import RunDir, secret
 
 if TYPE_CHECKING:
+    from forge_ray.serve_proxy.client import ProxyClient
+    from forge_ray.serve_proxy.sessions import Sessions
     from forge_ray.trajectories.call import Call
     from forge_ray.trajectories.upstream import UpstreamCall
 
@@ -32,27 +35,42 @@ SHOWN = 72
 """Characters of a reply that its line shows."""
 
 
-def serve(config: Config, run: RunDir, model: Path | None, session: str) -> None:
-    """Serve until the process is interrupted. Raises what starting a run raises."""
+def serve(config: Config, run: RunDir, model: Path | None, sessions: Sequence[str]) -> None:
+    """Serve until the process is interrupted, with a key for each of `sessions`. Raises what starting a run raises."""
 
     async def work(runtime: Runtime, progress: Progress) -> None:
         client = await start_proxy(runtime, progress, model)
         from forge_ray.report.text import decoder
         from forge_ray.serve_proxy.sessions import Sessions
 
-        key = Sessions(secret(run)).issue(session, "train")
-        for line in (*addresses(client.base_url, client.url(key), key, config.policy.served_name), "", "calls (Ctrl-C ends):"):
+        issuer = Sessions(secret(run))
+        window = min(replica["window"] for replica in await client.status())
+        for line in (*properties(config, window), *lines_of(client, issuer, sessions, config), "", "calls (Ctrl-C ends):"):
             progress.note(line)
-        await _watch(run, session, progress, decoder(model or await runtime.model()))
+        await _watch(run, sessions, progress, decoder(model or await runtime.model()))
 
     in_runtime(config, run, work)
 
 
+def properties(config: Config, window: int) -> Iterator[str]:
+    """What a program has to know of the policy, whatever its dialect. `window`: tokens of a prompt and its reply."""
+    cap = config.proxy.max_call_tokens
+    yield ""
+    yield f"{'model':<14} {config.policy.served_name} (any other name is served as well, as a side call)"
+    yield f"{'window':<14} {window} tokens" + (f", {cap} of them for a reply (proxy.max_call_tokens)" if cap is not None else "")
+
+
+def lines_of(client: ProxyClient, issuer: Sessions, sessions: Sequence[str], config: Config) -> Iterator[str]:
+    """The addresses of every session, below its name where there are several."""
+    for session in sessions:
+        yield from ([""] if len(sessions) == 1 else ["", f"{'session':<14} {session}"])
+        key = issuer.issue(session, "train")
+        yield from addresses(client.base_url, client.url(key), key, config.policy.served_name)
+
+
 def addresses(plain: str, url: str, key: str, model: str) -> Iterator[str]:
     """How a program of each dialect is pointed at the proxy. `plain`: without the session; `url`: the session's own."""
-    yield ""
-    yield f"key            {key}"
-    yield f"model          {model} (any other name is served as well, as a side call)"
+    yield f"{'key':<14} {key}"
     for dialect, base, variables in (
         ("OpenAI", f"{url}/v1", f"OPENAI_BASE_URL={url}/v1 OPENAI_API_KEY={key}"),
         ("Anthropic", url, f"ANTHROPIC_BASE_URL={url} ANTHROPIC_API_KEY={key} ANTHROPIC_MODEL={model}"),
@@ -63,52 +81,53 @@ def addresses(plain: str, url: str, key: str, model: str) -> Iterator[str]:
     yield f"{'by key alone':<14} {plain} (OpenAI: {plain}/v1), where a program takes no path in its address"
 
 
-def told(number: int, call: Call, decode: Decode) -> str:
+def told(name: str, call: Call, decode: Decode) -> str:
     """One line about a call that has ended."""
     seconds = f"{call.ended - call.opened:.2f} s" if call.ended is not None else "–"
     text = " ".join(visible(decode(call.ids)).split())
     how = f"{call.splice}: {call.reason}" if call.splice == "fork" and call.reason else call.splice
     return (
-        f"{time.strftime('%H:%M:%S', time.localtime(call.ended or call.opened))} call {number} · "
+        f"{time.strftime('%H:%M:%S', time.localtime(call.ended or call.opened))} {name} · "
         f"{call.dialect}{' streamed' if call.streamed else ''} · {call.kind} · {visible(how)} · "
         f"prompt {len(call.prompt_ids)} ({len(call.prompt_ids) - call.shared} new) · sampled {len(call.ids)} · "
         f"{visible(status(call))}{f' ({call.reply})' if call.reply else ''} · {seconds} · {text[:SHOWN]}{'…' if len(text) > SHOWN else ''}"
     )
 
 
-def told_other(call: UpstreamCall) -> str:
+def told_other(call: UpstreamCall, name: str = "") -> str:
     """One line about a call that another model answered."""
     text = " ".join(visible(call.error or call.reply.get("text") or "").split())
     return (
-        f"{time.strftime('%H:%M:%S', time.localtime(call.ended))} {visible(call.model)}, another model · {call.dialect}"
+        f"{time.strftime('%H:%M:%S', time.localtime(call.ended))} {name}{visible(call.model)}, another model · {call.dialect}"
         f"{' streamed' if call.streamed else ''} · {call.status}, status {call.http_status} · {call.ended - call.opened:.2f} s · "
         f"{text[:SHOWN]}{'…' if len(text) > SHOWN else ''}"
     )
 
 
-async def _watch(run: RunDir, session: str, progress: Progress, decode: Decode) -> None:
+async def _watch(run: RunDir, sessions: Sequence[str], progress: Progress, decode: Decode) -> None:
+    """Tell the calls of `sessions` as they end, and what was refused, for ever."""
     from forge_ray.trajectories.call_log import CallLogReader
 
-    reader, seen, refused = CallLogReader(run.calls), 0, 0
+    readers = {session: CallLogReader(run.calls) for session in sessions}  # each keeps the session that it parsed last
     told_calls: set[str] = set()
-
-    def look() -> tuple[list[Call], list[UpstreamCall], int]:
-        reader.refresh()
-        return reader.session(session), reader.upstream(session), reader.state(session).refused
-
+    numbers: Counter[str] = Counter()
+    refused: dict[str, Counter[str]] = {session: Counter() for session in sessions}
     while True:
-        calls, others, refusals = await asyncio.to_thread(look)
-        for call in calls:
-            late = call.ended is not None and time.time() - call.ended > UNTOLD_S
-            if call.id not in told_calls and call.status != "open" and (call.delivered is not None or late):
-                told_calls.add(call.id)
-                seen += 1
-                progress.note(told(seen, call, decode))
-        for other in others:
-            if other.id not in told_calls:
-                told_calls.add(other.id)
-                progress.note(told_other(other))
-        if refusals > refused:
-            progress.note(f"{refusals - refused} request(s) refused; the answers said why, and {run.calls} has it")
-            refused = refusals
+        for session, reader in readers.items():
+            name = f"{session} " if len(sessions) > 1 else ""
+            await asyncio.to_thread(reader.refresh)
+            for call in await asyncio.to_thread(reader.session, session):
+                late = call.ended is not None and time.time() - call.ended > UNTOLD_S
+                if call.id not in told_calls and call.status != "open" and (call.delivered is not None or late):
+                    told_calls.add(call.id)
+                    numbers[session] += 1
+                    progress.note(told(f"{name}call {numbers[session]}", call, decode))
+            for other in reader.upstream(session):
+                if other.id not in told_calls:
+                    told_calls.add(other.id)
+                    progress.note(told_other(other, name))
+            now = Counter(reader.state(session).refused_for)
+            for reason, number in (now - refused[session]).items():
+                progress.note(f"{name}refused: {reason}{f' ({number} requests)' if number > 1 else ''}; the answer says why")
+            refused[session] = now
         await asyncio.sleep(PERIOD_S)

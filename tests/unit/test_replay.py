@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -88,6 +89,15 @@ def test_sessions_are_named_by_path_by_beginning_and_by_run(tmp_path: Path, monk
     )
     with pytest.raises(UserError, match="no run below"):
         command._find("g9", None)
+    served = RunDir(tmp_path / "runs" / "demo-serve")
+    served.rollouts.mkdir(parents=True)
+    served.config.write_text("")
+    served.calls.mkdir()
+    with pytest.raises(UserError, match="served session 'serve'"):
+        command._find("serve", None)
+    refused = {"event": "refused", "session": "serve", "reason": "overflow", "status": 400, "dialect": "chat", "path": "/", "t": 1.0}
+    (served.calls / "r0.jsonl").write_text(json.dumps(refused) + "\n")
+    assert command._find("serve", None) == (served, "serve")
     assert command._one("g00001", ["g00001-0.0", "g00002-0.0"], by_path[0]) == "g00001-0.0"
     with pytest.raises(UserError, match="2 sessions begin with 'g'"):
         command._one("g", ["g00001-0.0", "g00002-0.0"], by_path[0])

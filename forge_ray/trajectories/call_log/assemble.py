@@ -62,6 +62,7 @@ def state(session: SessionEvents) -> SessionState:
     for replica, event in session.refused.values():
         found.refused += 1
         found.refused_by[replica] = found.refused_by.get(replica, 0) + 1
+        found.refused_for[event["reason"]] = found.refused_for.get(event["reason"], 0) + 1
         if event["reason"] == "overflow":
             overflow_t = max(float(event["t"]), overflow_t or 0.0)
     for events in session.calls.values():

@@ -29,6 +29,8 @@ class SessionState:
     """Requests that were answered with an error and never became a call."""
     refused_by: dict[str, int] = field(default_factory=dict)
     """The same, by the replica that refused."""
+    refused_for: dict[str, int] = field(default_factory=dict)
+    """The same, by the `reason` of the event."""
     upstream: list[UpstreamCall] = field(default_factory=list)
     """Calls that another model answered, by the time of their end."""
     overflow: bool = False

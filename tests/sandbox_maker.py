@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import secrets
+import textwrap
 from pathlib import Path
 from typing import Any, Literal
 
@@ -15,6 +16,22 @@ from forge_ray.sandboxes import bubblewrap
 from forge_ray.sandboxes.process import ProcessBackend, ProcessSandbox
 from forge_ray.tasks.task import load_task
 from tests.task_maker import make_task
+
+LONG = 120.0
+"""A deadline that no test reaches."""
+
+DAEMON = """
+import os, sys, time
+if os.fork(): os._exit(0)
+os.setsid()
+if os.fork(): os._exit(0)
+os.chdir("/")
+for fd in range(20):
+    try: os.close(fd)
+    except OSError: pass
+os.execve("/bin/sh", ["sh", "-c", "trap '' TERM HUP INT; while :; do sleep 0.1; done; : TOKEN"], {})
+"""
+"""A process that has left parent, group, session, directory, environment and every open file, and ignores what can be ignored."""
 
 
 def needs_bubblewrap() -> None:
@@ -75,3 +92,7 @@ class Maker:
     def clean(self) -> bool:
         """Whether no sandbox is left."""
         return not os.path.lexists(self.root / "sandboxes" / "run")
+
+
+def python(code: str) -> list[str]:
+    return ["python3", "-c", textwrap.dedent(code)]

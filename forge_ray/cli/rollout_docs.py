@@ -152,7 +152,8 @@ data = DataProto.from_dict(tensors, {{name: np.array([row[name] for row in rows]
 
 ## Columns
 
-Version {version} of the schema; each file has it as `forge_ray.store` in its metadata. A new column that may be null does not change the
+Version {version} of the schema; each file has it as `forge_ray.store` in its metadata (one of `samples`: as `forge_ray.samples` or
+`forge_ray.trees`). A new column that may be null does not change the
 version. Whatever changes what a stored value means, or takes a column away, raises it. A reader takes files of its own version and of
 older ones, and refuses newer ones by name. `purpose` and `step` are in the path and in every reader's table, not in the file.
 

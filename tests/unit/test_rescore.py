@@ -152,9 +152,7 @@ def test_a_file_name_that_is_no_utf8_in_an_error_costs_no_verdict(
     assert record.detail == "unexpected caf\ufffd.txt" and type(record).model_validate_json(record.model_dump_json()) == record
 
 
-def test_verdicts_that_could_not_be_stored_are_stored_with_the_next(
-    run: RunDir, tasks: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_verdicts_that_could_not_be_stored_are_stored_with_the_next(run: RunDir, tasks: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     for slot in range(3):
         rollout(run, tasks, slot, "42", 0.0)
     config, put, full = load(run.config), rescores.put, [True]

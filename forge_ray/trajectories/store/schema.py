@@ -161,7 +161,7 @@ ROLLOUTS = Table(
         Column("task", _S, "task name"),
         Column("task_path", _S, "task directory when it ran"),
         Column("task_digest", _S, "`sha256:…` of the task's files as Harbor counts it; null: not known", True),
-        Column("image_digest", _S, "`sha256:…` of what its image is built from: `environment/`, like the task; null: unknown", True),
+        Column("image_digest", _S, "`sha256:…` of what its image is built from, the task's `environment/`; null: unknown", True),
         Column("image_base", _S, "image that its Dockerfile begins with, as named there; a process sandbox does not run it", True),
         Column("harness", _S, "its name in the config"),
         Column("harness_version", _S, "the program's version; of a file of one's own its sha256; null: not known", True),

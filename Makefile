@@ -19,7 +19,7 @@ export EXTRAS TORCH PYTHON
 .PHONY: help env demo test test-harness lint format docs bench bench-seeds bench-proxy bench-soak bench-failures bench-trajectories bench-tree bench-ingest bench-async bench-sync clean
 
 help: ## List the targets
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-13s %s\n' "$$name" "$$text"; done
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/:[^#]*## /\t/' | while IFS=$$'\t' read -r name text; do printf '  make %-19s %s\n' "$$name" "$$text"; done
 
 env: $(STAMP) ## Create .venv with the pinned versions (TORCH=cpu for the small torch)
 

@@ -21,7 +21,7 @@ def behaviour(arguments: argparse.Namespace, wanted: Filter) -> int:
     from forge_ray.cli.stored_run import stored_run
     from forge_ray.outcome import RATED
     from forge_ray.report.behaviour import Trajectory, actions, measure, table, tools
-    from forge_ray.report.records import evaluation, passed
+    from forge_ray.report.records import evaluation, harness_title, passed
     from forge_ray.report.stored import select
 
     stored = stored_run(arguments.run)
@@ -35,7 +35,7 @@ def behaviour(arguments: argparse.Namespace, wanted: Filter) -> int:
         parts[part, record.harness].append(Trajectory(record.harness, record.task_name, passed(record), tuple(made)))
     known = tools(one for part in parts.values() for one in part)
     several = len({harness for _, harness in parts}) > 1
-    rows = {f"{part}, {harness}" if several else part: measure(found, known) for (part, harness), found in parts.items()}
+    rows = {f"{part}, {harness_title(harness)}" if several else part: measure(found, known) for (part, harness), found in parts.items()}
     print("\n".join(table(rows)) if rows else "no rollout with a reward")
     return 0
 

@@ -15,7 +15,7 @@ from forge_ray.report.evaluation.comparison import compare_harnesses
 from forge_ray.report.evaluation.summary import estimate, outcomes_by_task
 from forge_ray.report.examples import Example, choose, trajectory_html
 from forge_ray.report.metrics import StepMetrics, read_evaluation_steps, read_metrics
-from forge_ray.report.records import evaluation_points, evaluations, family, pass_at_1, read_records
+from forge_ray.report.records import evaluation_points, evaluations, family, harness_title, pass_at_1, read_records
 from forge_ray.report.signal import SAME
 from forge_ray.report.statistics import PassRate
 from forge_ray.report.style import CSS
@@ -137,7 +137,7 @@ def _harness_lines(steps: Sequence[StepMetrics]) -> list[Line]:
     names = sorted({name for step in steps for name in step.harnesses or ()})
     return [
         Line(
-            name,
+            harness_title(name),
             [step.step for step in steps],
             [(step.harnesses or {}).get(name, {}).get("reward_mean") for step in steps],
             colour=f"hsl({(number * 137 + 150) % 360} 55% 50%)",
@@ -157,7 +157,10 @@ def _heldout_table(summary: Summary, by_label: dict[str, list[RolloutRecord]]) -
     if not any(summary.heldout.values()):
         return '<p class="empty">no evaluation was made</p>'
     sides = {label: by_label.get(label, []) for label in ("before", "after")}
-    rows = [*_part_rows(sides, lambda record: family(record.task)), *_part_rows(sides, lambda record: f"in {record.harness}")]
+    rows = [
+        *_part_rows(sides, lambda record: family(record.task)),
+        *_part_rows(sides, lambda record: f"in {harness_title(record.harness)}"),
+    ]
     total = "".join(_cell(summary.heldout.get(label)) for label in sides)
     rows.append(f'<tr class="total"><th>all tasks</th>{total}</tr>')
     return f"<table><thead><tr><th>tasks</th><th>before</th><th>after</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"

@@ -40,6 +40,11 @@ def evaluation(record: RolloutRecord) -> str | None:
     return match[1] if match else None
 
 
+def harness_title(name: str) -> str:
+    """What a harness is called where people read: one from a file (`/a/b.py:Class`) goes by its class."""
+    return name.rpartition(".py:")[2]
+
+
 def passed(record: RolloutRecord) -> bool:
     return record.reward is not None and record.reward >= PASS
 

@@ -18,6 +18,7 @@ from typing import Any
 from forge_ray.config import Config, Harness
 from forge_ray.errors import UserError
 from forge_ray.report.evaluation.comparison import SURE, compare
+from forge_ray.report.records import harness_title
 from forge_ray.study.cells import Evaluation, Training, plain, start
 
 START = "start"
@@ -50,8 +51,8 @@ def plan(config: Config, train: str | None, evaluate: str | None) -> Plan:
 
 def title(config: Config, name: str) -> str:
     """What a harness is called in a table: one from a file by its class, where no other has that name."""
-    ends = Counter(harness.name.rpartition(":")[2] for harness in config.harnesses)
-    end = name.rpartition(":")[2]
+    ends = Counter(harness_title(harness.name) for harness in config.harnesses)
+    end = harness_title(name)
     return end if ends[end] == 1 else name
 
 

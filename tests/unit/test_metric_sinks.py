@@ -56,6 +56,7 @@ def write(folder: Path, warn: Callable[[str], None] = pytest.fail, rows: list[An
 def test_a_line_becomes_its_finite_numbers_by_name() -> None:
     step, values = numbers(ROWS[0])
     assert step == 1 and values == {"reward_mean": 0.25, "outcomes/ok": 3.0, "outcomes/harness": 1.0}
+    assert numbers({"step": 2, "harnesses": {"/a/b.py:Own": {"valid": 8}}}) == (2, {"harnesses/Own/valid": 8.0}), "names that MLflow takes"
     assert numbers(ROWS[1]) == (1, {"eval/pass_at_1": 0.5, "eval/kinds/copy/pass_at_1": 1.0})
 
 

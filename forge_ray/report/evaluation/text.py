@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 from forge_ray.report.evaluation.comparison import SURE, Comparison
 from forge_ray.report.evaluation.summary import Estimates, EvaluationSummary
+from forge_ray.report.records import harness_title
 
 
 def lines(summary: EvaluationSummary) -> Iterator[str]:
@@ -21,8 +22,9 @@ def lines(summary: EvaluationSummary) -> Iterator[str]:
     for title, parts in (("harness", summary.by_harness), ("kind of task", summary.by_kind)):
         if parts:
             yield f"by {title}:"
-            width = max(map(len, parts))
-            yield from (f"  {name:<{width}}  {_part(part)}" for name, part in parts.items())
+            titles = [harness_title(name) for name in parts]
+            width = max(map(len, titles))
+            yield from (f"  {title:<{width}}  {_part(part)}" for title, part in zip(titles, parts.values(), strict=True))
 
 
 def _part(part: Estimates) -> str:

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any, Protocol
 
+from forge_ray.report.records import harness_title
+
 PREFIX = {"step": "", "eval": "eval/"}
 """Of a number's name, by the event of its line."""
 
@@ -33,6 +35,7 @@ def numbers(row: Mapping[str, Any]) -> tuple[int, dict[str, float]]:
 def _flat(row: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
     for name, value in row.items():
         if isinstance(value, Mapping):
-            yield from _flat(value, f"{prefix}{name}/")
+            # The path of a harness from a file would make a name that MLflow refuses, and nobody reads.
+            yield from _flat(value, f"{prefix}{harness_title(name)}/")
         elif isinstance(value, int | float) and value == value and abs(value) != float("inf") and name != "step":
             yield f"{prefix}{name}", float(value)

@@ -1,53 +1,30 @@
 """`forge-ray check run.yaml`: is this config whole, can this machine run it, and what is missing where.
 
-Every finding says what was looked at and, where something is missing, how to get it. `require` runs the same findings before any
-other command starts anything and turns the first that blocks into a `UserError`.
+Every finding says what was looked at and, where something is missing, how to get it (`check_config`, `check_machine`). `require` runs the
+same findings before any other command starts anything and turns the first that blocks into a `UserError`.
 """
 
 from __future__ import annotations
 
 import argparse
-import importlib.util
-import os
-import shutil
-import socket
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
 
+from forge_ray.cli import check_config, check_machine
 from forge_ray.cli.common import config_of
-from forge_ray.config import Config, Source
+from forge_ray.cli.finding import Finding
+from forge_ray.config import Config
 from forge_ray.errors import UserError
-
-if TYPE_CHECKING:
-    from forge_ray.tasks.task import Task
-
-
-TEACHER = "train.loss.distillation.teacher"
-
-
-@dataclass(frozen=True)
-class Finding:
-    """One thing that was looked at."""
-
-    topic: str
-    state: str
-    """What was found, in a few words."""
-    ok: bool = True
-    blocking: bool = True
-    """Whether a run cannot start without it."""
-    fix: str = ""
 
 
 def run(arguments: argparse.Namespace) -> int:
     config = config_of(arguments)
     found = list(findings(config))
     if not arguments.quick and all(finding.ok or not finding.blocking for finding in found):
-        found += _template(config)
+        found += check_config.template(config)
     if arguments.tasks:
-        found += _verifiers(config)
-    found += _call_log(config)
+        found += check_config.verifiers(config)
+    found += check_config.call_log(config)
     width = max(len(finding.topic) for finding in found)
     for finding in found:
         mark = "ok  " if finding.ok else ("MISS" if finding.blocking else "note")
@@ -70,366 +47,17 @@ def require(config: Config, *, without: tuple[str, ...] = (), training: bool = T
 
 def findings(config: Config, *, training: bool = True) -> Iterator[Finding]:
     """Everything that is looked at, in the order in which a person would mend it."""
-    yield _packages()
-    yield from _sinks(config)
+    yield check_machine.packages()
+    yield from check_config.sinks(config)
     if training:
-        yield from _learner(config)
-    yield _runs(config)
-    yield from _store(config)
-    yield from _sources(config)
-    yield from _harnesses(config)
-    yield from _upstreams(config)
-    yield _sandbox(config)
-    yield from _ray(config, training)
-    if not _joins(config):
-        yield _port(config)
-    yield _memory()
-
-
-def _packages() -> Finding:
-    missing = [name for name in ("ray", "torch", "transformers", "vllm") if importlib.util.find_spec(name) is None]
-    if missing:
-        return Finding(
-            "packages",
-            f"{', '.join(missing)} cannot be imported",
-            False,
-            fix="run `make env`, or install forge-ray with the cpu or gpu extra",
-        )
-    return Finding("packages", "ray, torch, transformers, vllm")
-
-
-def _learner(config: Config) -> Iterator[Finding]:
-    """What the learner needs beyond the rest, by its config, and what of that cannot be."""
-    from forge_ray.cli.check_learner import problems
-
-    for topic, problem, fix in problems(config):
-        yield Finding(topic, problem, False, fix=fix)
-    wanted = {"deepspeed": config.train.strategy == "deepspeed", "peft": config.train.lora is not None}
-    keys = {"deepspeed": ("train.strategy", "deepspeed"), "peft": ("train.lora", "lora")}
-    for package in (package for package, needed in wanted.items() if needed):
-        key, extra = keys[package]
-        found = importlib.util.find_spec(package) is not None
-        fix = f"install forge-ray with the {extra} extra (make env EXTRAS=cpu,{extra})"
-        yield Finding(key, f"{package}{'' if found else ' cannot be imported'}", found, fix=fix)
-
-
-def _sinks(config: Config) -> Iterator[Finding]:
-    from forge_ray.report import sinks
-
-    for error in sinks.missing(config):
-        yield Finding(error.where or "metrics", error.problem, False, fix=error.fix or "leave it out")
-
-
-def _runs(config: Config) -> Finding:
-    parent, problem = _makeable(Path(config.runs))
-    run = Path(config.runs) / config.name
-    if problem is None and os.path.lexists(run) and not run.is_dir():
-        problem = f"{run} is no directory"
-    if problem is not None:
-        return Finding("runs", problem, False, fix="set runs to a directory of yours")
-    free = shutil.disk_usage(parent).free / 2**30
-    return Finding("runs", f"{config.runs}, {free:.0f} GiB free", free > 1, fix="free some space or set runs elsewhere")
-
-
-def _store(config: Config) -> Iterator[Finding]:
-    """Only one elsewhere: that of the run directory is as good as that."""
-    where = config.store.location
-    if where is None:
-        return
-    problem = _makeable(Path(where))[1] if "://" not in where else None
-    if "://" in where:
-        from forge_ray.errors import ForgeRayError
-        from forge_ray.job import store
-        from forge_ray.run_dir import RunDir
-
-        try:
-            store.location(config, RunDir(Path(config.runs) / config.name)).probe()
-        except ForgeRayError as error:
-            problem = error.problem if isinstance(error, UserError) else str(error)
-    fix = "correct store.location, or the credentials in the environment"
-    yield Finding("store", problem or where, problem is None, fix=fix)
-
-
-def _call_log(config: Config) -> Iterator[Finding]:
-    from forge_ray.cli import check_log
-    from forge_ray.run_dir import RunDir
-
-    found = check_log.state(RunDir(Path(config.runs) / config.name))
-    if found is not None:
-        yield Finding("call log", found[0], found[1], blocking=False, fix="look at the lines that are named; everything else is read")
-
-
-def _makeable(directory: Path) -> tuple[Path, str | None]:
-    """The part of `directory` that exists, and why the rest cannot be made or written to; None if it can."""
-    parent = directory
-    while not os.path.lexists(parent) and parent != parent.parent:
-        parent = parent.parent
-    if not parent.is_dir():
-        return parent, f"{parent} is no directory"
-    return parent, None if os.access(parent, os.W_OK | os.X_OK) else f"{directory} cannot be written"
-
-
-def _sources(config: Config) -> Iterator[Finding]:
-    from forge_ray.job.sources import DEMONSTRATIONS_FIX, PASSED, demonstrations_problem, gone
-    from forge_ray.model_files import MODEL_FIX, TEACHER_FIX, policy_problem
-    from forge_ray.reference import missing, missing_function, parse, unknown_argument
-
-    sft = config.train.sft
-    named: list[tuple[str, Source | None]] = [
-        ("policy.model", config.policy.model),
-        ("tasks.train", config.tasks.train),
-        ("tasks.heldout", config.tasks.heldout),
-        ("train.sft.demonstrations", sft.demonstrations if sft else None),
-        (TEACHER, distils.teacher if (distils := config.train.loss.distillation) else None),
-    ]
-    for field, source in named:
-        if source is None:
-            if field == "tasks.heldout":
-                yield Finding(field, "none: nothing is evaluated", False, blocking=False, fix="name a folder of tasks to measure pass@1 on")
-            continue
-        path = source.function[0] if source.function else Path(source.path)
-        if not path.exists():
-            yield Finding(field, f"{path} does not exist", False, fix=f"correct the path{gone()}")
-        elif source.function is not None and (problem := missing_function(*source.function)) is not None:
-            yield Finding(field, problem, False, fix="correct the name or the file")
-        elif source.function is not None and (problem := unknown_argument(*source.function, source.options, PASSED)) is not None:
-            yield Finding(f"{field}.options", problem, False, fix="correct the options")
-        elif source.function is None and field.startswith("tasks."):
-            yield _tasks(field, path, config)
-        elif field == "policy.model" and source.function is None and (problem := policy_problem(config.policy, path)) is not None:
-            yield Finding(field, problem, False, fix=MODEL_FIX)
-        elif field == "train.sft.demonstrations" and source.function is None and (problem := demonstrations_problem(path)) is not None:
-            yield Finding(field, problem, False, fix=DEMONSTRATIONS_FIX)
-        elif field == TEACHER and source.function is None and (problem := _cannot_teach(config.policy.model, path)) is not None:
-            yield Finding(field, problem, False, fix=TEACHER_FIX)
-        else:
-            yield Finding(field, f"{path}{f':{source.function[1]}' if source.function else ''}")
-    if config.rollouts.reward is not None:  # the tasks may not be there yet
-        problem = missing(parse(config.rollouts.reward, Path.cwd(), "rollouts.reward"))
-        yield Finding("rollouts.reward", problem or config.rollouts.reward, problem is None, fix="correct the name or the file")
-    for field in ("chat_template", "script"):
-        value = getattr(config.policy, field)
-        if value and not Path(value).is_file():
-            yield Finding(f"policy.{field}", f"{value} does not exist", False, fix=f"correct the path{gone()}")
-        elif value and field == "script":
-            yield _script(value)
-
-
-def _cannot_teach(policy: Source, teacher: Path) -> str | None:
-    """Why the model in `teacher` cannot rate the policy's tokens; what only a policy that is not made yet would tell is said later."""
-    from forge_ray.model_files import model_problem, vocabulary_problem
-
-    if (problem := model_problem(teacher)) is not None or policy.function is not None:
-        return problem
-    made = Path(policy.path)
-    return vocabulary_problem(made, teacher) if (made / "tokenizer.json").is_file() else None
-
-
-def _script(path: str) -> Finding:
-    from forge_ray.serve_proxy.scripted_engine import load_script
-
-    try:
-        return Finding("policy.script", f"{path}: {len(load_script(path))} rules")
-    except UserError as error:
-        return Finding("policy.script", f"{error.where}: {error.problem}", False, fix=error.fix or "correct it")
-
-
-def _template(config: Config) -> list[Finding]:
-    """What the chat template and the server's parsers make of a conversation (some 20 seconds, in a process of its own)."""
-    import asyncio
-    import json
-    import subprocess
-    import sys
-    import tempfile
-
-    import yaml
-
-    from forge_ray import ray_env
-    from forge_ray.job.sources import SourceError, resolve
-    from forge_ray.model_files import MODEL_FIX, policy_problem
-    from forge_ray.run_dir import RunDir
-
-    with tempfile.TemporaryDirectory(prefix="forge-ray-check-") as directory:
-        run = RunDir(Path(directory)).create()
-        try:
-            model = asyncio.run(resolve(config.policy.model, "policy.model", "model", run, config.seed))
-        except (UserError, SourceError) as error:
-            return [Finding("policy.model", str(error), False, fix="mend the function")]
-        if (problem := policy_problem(config.policy, model)) is not None:
-            return [Finding("policy.model", problem, False, fix=MODEL_FIX)]
-        run.config.write_text(yaml.safe_dump(config.model_dump(mode="json")))
-        command = [sys.executable, "-m", "forge_ray.serve_proxy.template_audit", str(run.config), str(model)]
-        environment = {**os.environ, **ray_env.worker(), **config.policy.environment}
-        done = subprocess.run(command, env=environment, stdin=subprocess.DEVNULL, capture_output=True, text=True)
-    if done.returncode == 2:
-        refused = json.loads(done.stdout.splitlines()[-1])
-        return [Finding(refused["where"] or "policy", refused["problem"], False, fix=refused["fix"] or "correct policy")]
-    if done.returncode != 0:
-        last = [line for line in done.stderr.splitlines() if line.strip()][-1:] or ["no output"]
-        return [
-            Finding("chat template", f"it could not be audited ({last[0][:300]})", False, blocking=False, fix="or leave it out: --quick")
-        ]
-    entries = json.loads(done.stdout.splitlines()[-1])
-    return [Finding(entry["topic"], entry["state"], entry["good"], blocking=False, fix=entry["fix"]) for entry in entries]
-
-
-def _tasks(field: str, path: Path, config: Config) -> Finding:
-    from forge_ray.tasks.task import load_tasks
-
-    try:
-        tasks = load_tasks(path)
-    except UserError as error:
-        state = f"{error.where}: {error.problem}" if error.where else error.problem
-        return Finding(field, state, False, fix=error.fix or "mend the task")
-    isolation, _ = _isolation(config)
-    named = [f"{task.name}: {problem}" for task in tasks for problem in task.unsupported(config.sandbox.backend, isolation)]
-    if named:
-        return Finding(
-            field,
-            f"unsupported: {'; '.join(named[:3])}{f' (and {len(named) - 3} more)' if len(named) > 3 else ''}",
-            False,
-            fix="change the task or the sandbox backend",
-        )
-    if (refused := _rewards(tasks, config)) is not None:
-        return refused
-    notes = sorted({note for task in tasks for note in (*task.notes, *task.unenforced())})
-    noted = f" ({notes[0]}{f', and {len(notes) - 1} more' if len(notes) > 1 else ''})" if notes else ""
-    return Finding(field, f"{len(tasks)} task{'s' * (len(tasks) != 1)}{noted}")
-
-
-def _rewards(tasks: list[Task], config: Config) -> Finding | None:
-    """What is wrong with the reward functions of these tasks."""
-    from forge_ray.rewards.plan import refuse
-
-    try:
-        refuse(tasks, config.rollouts)
-    except UserError as error:
-        return Finding(error.where or "rollouts.reward", error.problem, False, fix=error.fix or "correct it")
-    return None
-
-
-def _verifiers(config: Config) -> Iterator[Finding]:
-    """Whether each task's verifier tells its own solution from an untouched workspace."""
-    import asyncio
-
-    from forge_ray.job.task_check import problems
-    from forge_ray.tasks.task import load_tasks
-
-    for field, source in (("tasks.train", config.tasks.train), ("tasks.heldout", config.tasks.heldout)):
-        if source is None or source.function is not None:
-            continue
-        try:
-            tasks = load_tasks(source.path)
-        except UserError:
-            continue  # said above
-        found = asyncio.run(problems(config, tasks, os.cpu_count() or 1))
-        for task, problem in found:
-            yield Finding(f"{field} {task.directory.name}", problem, False, fix="mend its verifier or its solution")
-        solved = sum(task.solution is not None for task in tasks)
-        yield Finding(field, f"{len(tasks) - len(found)} of {len(tasks)} verifiers tell right from wrong ({solved} tasks have a solution)")
-
-
-def _harnesses(config: Config) -> Iterator[Finding]:
-    from forge_ray.harnesses.harness import get
-
-    for entry in config.harnesses:
-        missing = get(entry.name, entry.options).check()
-        if missing:
-            yield Finding(f"harness {entry.name}", missing[0].what, False, fix=missing[0].fix)
-        else:
-            yield Finding(f"harness {entry.name}", "ready")
-
-
-def _upstreams(config: Config) -> Iterator[Finding]:
-    for name, upstream in config.proxy.upstreams.items():
-        topic, variable = f"proxy.upstreams.{name}", upstream.key_env
-        if variable is not None and not os.environ.get(variable, "").strip():
-            yield Finding(f"{topic}.key_env", f"${variable} is not set", False, fix=f"export {variable}=…")
-        else:
-            yield Finding(topic, f"{upstream.url}, {f'key in ${variable}' if variable else 'no key'}")
-    taught = [harness.name for harness in config.harnesses if config.taught(harness)]
-    if taught:
-        state = f"{', '.join(taught)}: asks for another model than the policy, so it is evaluated and not trained"
-        yield Finding("harnesses", state, len(taught) < len(config.harnesses), blocking=False, fix="train with another one")
-
-
-def _isolation(config: Config) -> tuple[Literal["bubblewrap", "none"], str]:
-    """What the sandboxes will have, and why not more."""
-    from forge_ray.sandboxes.bubblewrap import Unavailable, probe
-
-    if config.sandbox.isolation == "none":
-        return "none", ""
-    try:
-        probe()
-    except Unavailable as error:
-        return "none", str(error)
-    return "bubblewrap", ""
-
-
-def _sandbox(config: Config) -> Finding:
-    isolation, reason = _isolation(config)
-    if config.sandbox.directory is not None:
-        directory, problem = _makeable(Path(config.sandbox.directory))
-        if problem is None and str(directory) == config.sandbox.directory and directory.stat().st_uid != os.geteuid():
-            problem = f"{directory} is not a directory of this user"
-        if problem is not None:
-            return Finding("sandbox.directory", problem, False, fix="name a directory of yours")
-    if isolation == "bubblewrap" or config.sandbox.isolation == "none":
-        return Finding("sandbox", f"process, isolation {isolation}")
-    fix = "install bubblewrap (apt-get install bubblewrap) and allow user namespaces"
-    if config.sandbox.isolation == "bubblewrap":
-        return Finding("sandbox", f"no file-system isolation: {reason}", False, fix=fix)
-    return Finding("sandbox", f"no file-system isolation, harnesses see this machine's files: {reason}", False, blocking=False, fix=fix)
-
-
-def _ray(config: Config, training: bool) -> Iterator[Finding]:
-    from forge_ray import ray_env
-    from forge_ray.job import resources
-    from forge_ray.job.cluster import find
-
-    try:
-        address = find(config)
-    except UserError as error:
-        yield Finding(error.where or "ray", error.problem, False, fix=error.fix or "")
-        return
-    if address is None:
-        yield Finding("ray", "a cluster of this run's own will be started, with Serve's HAProxy mode")
-        if (short := resources.shortage(config, resources.own(config), training=training)) is not None:
-            yield Finding(short.where or "ray", short.problem, False, fix=short.fix or "")
-        return
-    yield Finding("ray", f"joins the cluster at {address}")
-    if not ray_env.haproxy():
-        yield Finding(
-            "ray", "Serve's HAProxy mode is not set in this shell (the run works, slower)", False, blocking=False,
-            fix="start Ray with the variables of cluster/ray.env",
-        )  # fmt: skip
-
-
-def _joins(config: Config) -> bool:
-    """Whether the run would join a running cluster: Serve may hold the port there already, and deploying says what is wrong."""
-    from forge_ray.job.cluster import find
-
-    try:
-        return find(config) is not None
-    except UserError:
-        return False
-
-
-def _port(config: Config) -> Finding:
-    host = "127.0.0.1" if config.proxy.host in ("0.0.0.0", "::") else config.proxy.host
-    with socket.socket() as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, config.proxy.port))
-        except OSError as error:
-            return Finding(
-                "proxy.port", f"{host}:{config.proxy.port} cannot be used ({error.strerror})", False, fix="give another: proxy.port=18701"
-            )
-    return Finding("proxy.port", f"{host}:{config.proxy.port} is free")
-
-
-def _memory() -> Finding:
-    import psutil
-
-    available = psutil.virtual_memory().available / 2**30
-    return Finding("memory", f"{available:.0f} GiB available", available >= 6, blocking=False, fix="the quickstart needs about 6 GiB")
+        yield from check_config.learner(config)
+    yield check_machine.runs(config)
+    yield from check_machine.store(config)
+    yield from check_config.sources(config)
+    yield from check_config.harnesses(config)
+    yield from check_config.upstreams(config)
+    yield check_machine.sandbox(config)
+    yield from check_machine.cluster(config, training)
+    if not check_machine.joins(config):
+        yield check_machine.port(config)
+    yield check_machine.memory()

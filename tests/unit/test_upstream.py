@@ -306,12 +306,12 @@ def test_a_harness_of_another_model_is_not_trained() -> None:
 
 
 def test_check_says_which_variable_is_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
-    from forge_ray.cli.check import _upstreams
+    from forge_ray.cli import check_config
 
     config: Config = config_of({"teacher": {"url": "http://x/v1", "key_env": "NO_SUCH_KEY"}})
     monkeypatch.delenv("NO_SUCH_KEY", raising=False)
-    (found,) = _upstreams(config)
+    (found,) = check_config.upstreams(config)
     assert (found.ok, found.topic, found.state) == (False, "proxy.upstreams.teacher.key_env", "$NO_SUCH_KEY is not set")
     monkeypatch.setenv("NO_SUCH_KEY", KEY)
-    (found,) = _upstreams(config)
+    (found,) = check_config.upstreams(config)
     assert found.ok and KEY not in str(found)

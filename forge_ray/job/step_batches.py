@@ -29,7 +29,7 @@ class StepBatches:
         """Group index → what a served teacher says of its calls, if there is one."""
         self._recordings = library.Recordings(run, train_grammar_calls=config.proxy.train_grammar_calls)
         self._built: dict[int, list[Any]] = {}
-        """Group index → its records with their calls, once complete."""
+        """Group index → its rollouts as a batch takes them (`batch.Taken`), once complete."""
         self._silent: dict[int, bool] = {}
         """Group index → whether a step would learn nothing from it; asked with `train.dynamic_sampling` only."""
         self._held_since: float | None = None
@@ -60,12 +60,14 @@ class StepBatches:
         from forge_ray.trajectories import batch
 
         built = await asyncio.to_thread(self._recordings.with_calls, group.records)
+        # A `Call` holds its whole prompt; what waits for its step holds each token once.
+        taken = await asyncio.to_thread(batch.take, built, self._config.train)
         if self._config.train.dynamic_sampling:
-            alone = await asyncio.to_thread(batch.build_step, [built], self._config.train)
+            alone = await asyncio.to_thread(batch.form, [taken], self._config.train)
             self._silent[group.index] = not alone.stats["tokens_trained"]
         if self._rater is not None:
             self._rated[group.index] = await self._rater.rate(built)
-        self._built[group.index] = built
+        self._built[group.index] = taken
 
     async def date(self, group: Group, version: int) -> None:
         """Find out how old the stored rollouts of a group are that goes on after a restart at `version`."""
@@ -73,7 +75,8 @@ class StepBatches:
 
         if group.records:
             built = await asyncio.to_thread(self._recordings.with_calls, group.records)
-            self._flow.scheduler.began(group.index, version - batch.group_staleness(built, version, self._config.train))
+            taken = await asyncio.to_thread(batch.take, built, self._config.train)
+            self._flow.scheduler.began(group.index, version - batch.group_staleness(taken, version))
 
     def forget(self, records: list[Any]) -> None:
         """The recordings of these rollouts will not be asked for again."""
@@ -110,7 +113,7 @@ class StepBatches:
         taken = self._flow.take(
             version,
             ready,
-            lambda group: batch.group_staleness(self._built[group.index], version, train),
+            lambda group: batch.group_staleness(self._built[group.index], version),
         )
         self._release(taken.stale)
         if taken.held and self._held_since is None:
@@ -119,7 +122,7 @@ class StepBatches:
             return False, bool(taken.stale or silent)
         held_s = 0.0 if self._held_since is None else time.monotonic() - self._held_since
         self._held_since = None
-        built = await asyncio.to_thread(batch.build_step, [self._built[g.index] for g in taken.batch], train, version=version)
+        built = await asyncio.to_thread(batch.form, [self._built[g.index] for g in taken.batch], train, version=version)
         rewards = [reward for group in taken.batch for record in group.records if (reward := batch.reward_of(record)) is not None]
         stats = {
             **built.stats,

@@ -21,11 +21,10 @@ from forge_ray.config import Credit, Train
 from forge_ray.errors import ForgeRayError
 from forge_ray.outcome import RATED, Outcome
 from forge_ray.rollout import RolloutRecord, usable, usable_of
-from forge_ray.trajectories import credit
+from forge_ray.trajectories import continuity, credit
 from forge_ray.trajectories.advantage import group_advantages
 from forge_ray.trajectories.builders import build, chain
-from forge_ray.trajectories.call import Call, version_step
-from forge_ray.trajectories.continuity import continuity
+from forge_ray.trajectories.call import Call
 from forge_ray.trajectories.split import flat, tokens
 from forge_ray.trajectories.trajectory import Share, Trajectory, of_calls
 from forge_ray.trajectories.tree_schema import is_tree
@@ -67,9 +66,18 @@ class StepBatch:
 
 def build_step(groups: Sequence[Group], config: Train, *, version: int | None = None) -> StepBatch:
     """Group statistics, credit and samples of every group; see the module. `version`: weight updates so far, for the staleness numbers."""
-    _check(groups, config)
+    return form([take(group, config) for group in groups], config, version=version)
+
+
+def take(group: Group, config: Train) -> list[Taken]:
+    """A group on its way into a batch. Raises `BatchError`."""
+    return [Taken.of(record, calls, config) for record, calls in group]
+
+
+def form(taken: Sequence[Sequence[Taken]], config: Train, *, version: int | None = None) -> StepBatch:
+    """The batch of groups that were taken with the same `config`."""
+    _check(taken, config)
     stats: dict[str, Any] = dict.fromkeys(COUNTS, 0)
-    taken = [[_Taken.of(record, calls, config) for record, calls in group] for group in groups]
     results = group_advantages([[one.number for one in group] for group in taken], config.advantage.name)
     single = group_advantages([[reward for one in group for reward in one.rewarded.values()] for group in taken], config.advantage.name)
     trajectories: list[Trajectory] = []
@@ -95,9 +103,9 @@ def build_step(groups: Sequence[Group], config: Train, *, version: int | None = 
         stats["groups_degenerate"] += not told
     table = build(config.builder, trajectories, span=config.tree.span)
     everyone = [one for group in taken for one in group]
-    stats |= {"groups": len(groups), "rollouts": len(everyone), "samples": table.num_rows}
+    stats |= {"groups": len(taken), "rollouts": len(everyone), "samples": table.num_rows}
     stats["tokens"], stats["tokens_trained"] = tokens(table)
-    stats |= continuity([calls for group in groups for record, calls in group if reward_of(record) is not None])
+    stats |= continuity.told(one.continues for one in everyone if one.reward is not None)
     if trajectories:
         # A trie has no samples; how often a history was left is told by the chains that it would be.
         made = sum(len(chain.merged(one)) for one in trajectories) if is_tree(table) else table.num_rows
@@ -112,8 +120,8 @@ def build_step(groups: Sequence[Group], config: Train, *, version: int | None = 
 
 
 @dataclass
-class _Taken:
-    """One rollout on its way into the batch."""
+class Taken:
+    """One rollout on its way into a batch: as large as the new tokens of its calls, however often they were sent."""
 
     record: RolloutRecord
     trajectory: Trajectory
@@ -126,21 +134,35 @@ class _Taken:
     """Own rewards of its trained calls, by ordinal."""
     unknown: int
     """Keys of its own rewards that name no call."""
+    continues: continuity.Counts
 
     @classmethod
-    def of(cls, record: RolloutRecord, calls: Sequence[Call], config: Train) -> _Taken:
-        reward = reward_of(record)
+    def of(cls, record: RolloutRecord, calls: Sequence[Call], config: Train) -> Taken:
+        """Raises `BatchError`."""
+        if record.purpose != "train" or any(call.purpose != "train" for call in calls):
+            raise BatchError(f"rollout {record.id} was made for evaluation: it is never trained")
+        if any(call.session != record.id for call in calls):
+            raise BatchError(f"rollout {record.id} was given calls of another session")
+        if len({call.id for call in calls}) != len(calls):
+            raise BatchError(f"rollout {record.id} was given a call twice")
+        reward, continues = reward_of(record), continuity.counts(calls)
         facts = {"group": record.group, "task": record.task_name, "harness": record.harness, "reward": reward}
         trajectory = of_calls(record.id, credit.by_completion(calls), **facts)
         if reward is None:
-            return cls(record, trajectory, None, None, {}, {}, 0)
+            return cls(record, trajectory, None, None, {}, {}, 0, continues)
         cut = record.outcome == Outcome.TRUNCATED
         number = credit.trajectory_reward(trajectory.calls, reward, config.credit, truncated=cut)
         credits = credit.assign(trajectory.calls, config.credit, truncated=cut)
         found, unknown = credit.by_ordinal(trajectory.calls, record.call_rewards, config.credit)
         use = config.credit.call_rewards > 0
         rewarded = {ordinal: found[ordinal] for ordinal in sorted(found) if use and ordinal in credits}
-        return cls(record, trajectory, reward, number, credits, rewarded, len(unknown))
+        return cls(record, trajectory, reward, number, credits, rewarded, len(unknown), continues)
+
+    @property
+    def oldest(self) -> int | None:
+        """Version step of the oldest token that training it would use; None where it would use none."""
+        steps = (self.trajectory.calls[ordinal].steps for ordinal in self.credits)
+        return min((int(some.min()) for some in steps if len(some)), default=None)
 
     def share(self, advantage: float | None, extra: Mapping[int, float], config: Credit) -> None:
         """Give each call its share: gamma^(T-t) times the rollout's advantage, and that of its own reward; weight 0 where neither is."""
@@ -150,7 +172,7 @@ class _Taken:
             self.trajectory.shares[ordinal] = Share(0.0, 0.0) if silent else Share(value, given.weight)
 
 
-def _reward_stats(rollouts: Sequence[_Taken]) -> dict[str, float]:
+def _reward_stats(rollouts: Sequence[Taken]) -> dict[str, float]:
     valid = [one for one in rollouts if one.reward is not None]
     stats: dict[str, float] = {}
     if valid:
@@ -166,7 +188,7 @@ def _reward_stats(rollouts: Sequence[_Taken]) -> dict[str, float]:
     return stats
 
 
-def _harness_stats(rollouts: Sequence[_Taken]) -> dict[str, float]:
+def _harness_stats(rollouts: Sequence[Taken]) -> dict[str, float]:
     rewards = [one.reward for one in rollouts if one.reward is not None]
     means = {"reward_mean": statistics.fmean(rewards), "pass_rate": statistics.fmean(reward >= 1 for reward in rewards)} if rewards else {}
     return {"rollouts": len(rollouts), "valid": len(rewards), **means}
@@ -179,20 +201,12 @@ def reward_of(record: RolloutRecord) -> float | None:
     return record.reward
 
 
-def oldest_step(record: RolloutRecord, calls: Iterable[Call], config: Train) -> int | None:
-    """Version step of the oldest token that training this rollout would use; None where it would use none."""
-    ordered = credit.by_completion(calls)
-    chosen = credit.assign(ordered, config.credit, truncated=record.outcome == Outcome.TRUNCATED)
-    return min((version_step(label) for ordinal in chosen for label, *_ in ordered[ordinal].spans or ()), default=None)
-
-
-def group_staleness(group: Group, version: int, config: Train) -> int:
+def group_staleness(group: Iterable[Taken], version: int) -> int:
     """`version` minus the version step of the oldest token that training this group would use; 0 where it would use none.
 
     This is the exact test at consumption: it looks at the tokens, not at when their rollout began.
     """
-    steps = [oldest_step(record, calls, config) for record, calls in group if reward_of(record) is not None]
-    return max((version - step for step in steps if step is not None), default=0)
+    return max((version - one.oldest for one in group if one.oldest is not None), default=0)
 
 
 def staleness(table: pa.Table, version: int) -> tuple[int, float]:
@@ -211,20 +225,14 @@ def staleness_tokens(table: pa.Table, version: int) -> dict[str, int]:
     return {str(age): int(count) for age, count in zip(ages, counts, strict=True)}
 
 
-def _check(groups: Sequence[Group], config: Train) -> None:
+def _check(groups: Sequence[Sequence[Taken]], config: Train) -> None:
     seen: set[str] = set()
     mixed = config.advantage.group_by == "task"
     for group in groups:
-        kinds = {(record.group, record.task_name, "" if mixed else record.harness) for record, _ in group}
+        kinds = {(one.record.group, one.record.task_name, "" if mixed else one.record.harness) for one in group}
         if len(kinds) > 1:
             raise BatchError(f"one group holds rollouts of different groups, tasks or harnesses: {sorted(map(str, kinds))}")
-        for record, calls in group:
-            if record.purpose != "train" or any(call.purpose != "train" for call in calls):
-                raise BatchError(f"rollout {record.id} was made for evaluation: it is never trained")
-            if record.id in seen:
-                raise BatchError(f"rollout {record.id} stands twice in one step batch")
-            if any(call.session != record.id for call in calls):
-                raise BatchError(f"rollout {record.id} was given calls of another session")
-            if len({call.id for call in calls}) != len(calls):
-                raise BatchError(f"rollout {record.id} was given a call twice")
-            seen.add(record.id)
+        for one in group:
+            if one.record.id in seen:
+                raise BatchError(f"rollout {one.record.id} stands twice in one step batch")
+            seen.add(one.record.id)

@@ -16,23 +16,37 @@ from forge_ray.trajectories.call import Call
 
 MANY = 0.1
 """Share of forks, among the calls that could have continued one, from which on a user is told."""
+Counts = Counter[tuple[str, str]]
+"""Calls of a rollout by how they continue and, of forks, by the reason."""
 _PLACE = re.compile(r"\s*(\(token \d|at character \d).*$")
 
 
 def continuity(rollouts: Iterable[Sequence[Call]]) -> dict[str, Any]:
     """`calls_exact`, `calls_spliced`, `calls_forked` (numbers of calls), and `fork_reason`, the commonest one with the number of its calls
     (`12 x thinking of the reply dropped by the harness`), where there is one."""
-    counts: Counter[str] = Counter()
+    return told(map(counts, rollouts))
+
+
+def counts(calls: Iterable[Call]) -> Counts:
+    """What `continuity` needs of one rollout."""
+    found: Counts = Counter()
+    for call in calls:
+        whole = call.status in ("finished", "length") and call.delivered is not False and call.superseded_by is None
+        if whole and call.kind in ("agent", "subagent"):
+            found[call.splice, group(call.reason) if call.splice == "fork" else ""] += 1
+    return found
+
+
+def told(rollouts: Iterable[Counts]) -> dict[str, Any]:
+    """`continuity` of rollouts that were counted."""
+    splices: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
-    for calls in rollouts:
-        for call in calls:
-            whole = call.status in ("finished", "length") and call.delivered is not False and call.superseded_by is None
-            if not whole or call.kind not in ("agent", "subagent"):
-                continue
-            counts[call.splice] += 1
-            if call.splice == "fork":
-                reasons[group(call.reason)] += 1
-    found: dict[str, Any] = {f"calls_{name}": counts[splice] for splice, name in _NAMES.items()}
+    for counted in rollouts:
+        for (splice, reason), number in counted.items():
+            splices[splice] += number
+            if splice == "fork":
+                reasons[reason] += number
+    found: dict[str, Any] = {f"calls_{name}": splices[splice] for splice, name in _NAMES.items()}
     if reasons:
         reason, number = reasons.most_common(1)[0]
         found["fork_reason"] = f"{number} x {reason}"

@@ -96,6 +96,22 @@ def test_a_valid_rollout_without_trainable_tokens_still_sets_the_baseline() -> N
     assert step.stats["rollouts_untrained"] == 1 and step.stats["rollouts_trained"] == 1
 
 
+def test_a_group_that_waits_for_its_step_holds_each_token_once() -> None:
+    """Also where it was asked before what it would teach alone; its prompts, which were sent again with every call, are let go."""
+    calls = [make_call([1, 2], [3], session="a.0")]
+    for order in range(1, 40):
+        before = calls[-1]
+        known = [*before.prompt_ids, *before.ids]
+        calls.append(make_call([*known, 4], [5], order=order, session="a.0", parent=before.id, shared=len(known)))
+    group = [(make_record("a.0", 1), calls), make_rollout("b.0", 0)]
+    taken = batch.take(group, Train(advantage=CENTRED))
+    held = sum(len(call.new) + len(call.ids) for one in taken for call in one.trajectory.calls)
+    assert held == len(calls[-1].prompt_ids) + 1 + 6 < sum(len(call.prompt_ids) for call in calls) / 10
+    first = batch.form([taken], Train(advantage=CENTRED))
+    again, whole = batch.form([taken], Train(advantage=CENTRED), version=4), built(group, advantage=CENTRED)
+    assert first.table.equals(again.table) and first.table.equals(whole.table) and first.stats == whole.stats
+
+
 def test_rewards_by_name_are_averaged_over_those_that_have_them() -> None:
     group = [
         make_rollout("a.0", 1, rewards={"reward": 1, "format": 0}),
@@ -230,30 +246,31 @@ def versioned(rollout: str, reward: float | None, *labels: str, **changes: Any) 
     return make_record(rollout, reward), calls
 
 
+def stale(group: Any, version: int, **config: Any) -> int:
+    return batch.group_staleness(batch.take(group, Train(**config)), version)
+
+
 def test_staleness_is_of_the_oldest_token_that_would_be_trained() -> None:
-    train = Train()
     group = [versioned("a.0", 1, "0.5", "0.7"), versioned("b.0", 0, "0.6")]
-    assert batch.group_staleness(group, 7, train) == 2
-    assert batch.group_staleness([*group, versioned("c.0", None, "0.1")], 7, train) == 2, "an invalid rollout trains nothing"
-    assert batch.group_staleness([*group, versioned("c.0", 0, "0.1", delivered=False)], 7, train) == 2
-    assert batch.group_staleness(group, 7, Train(credit=Credit(scope="last"))) == 1
-    assert batch.group_staleness([], 7, train) == 0
-    record, calls = group[0]
-    assert batch.oldest_step(record, calls, train) == 5 and batch.oldest_step(record, [], train) is None
+    assert stale(group, 7) == 2
+    assert stale([*group, versioned("c.0", None, "0.1")], 7) == 2, "an invalid rollout trains nothing"
+    assert stale([*group, versioned("c.0", 0, "0.1", delivered=False)], 7) == 2
+    assert stale(group, 7, credit=Credit(scope="last")) == 1
+    assert stale([], 7) == stale([versioned("c.0", 0)], 7) == 0
 
 
 def test_a_call_that_lived_through_an_update_is_as_old_as_its_first_token() -> None:
     call = make_call([1], [2, 3, 4], session="a.0", spans=[("0.4", 0, 1), ("0.5", 1, 3)])
     step = batch.build_step([[(make_record("a.0", 1), [call]), versioned("b.0", 0, "0.5")]], Train(), version=5)
-    assert batch.oldest_step(make_record("a.0", 1), [call], Train()) == 4
+    assert stale([(make_record("a.0", 1), [call])], 5) == 1
     assert step.stats["staleness_max"] == 1 and step.stats["staleness_mean"] == pytest.approx(1 / 5)
     assert step.stats["staleness_tokens"] == {"0": 4, "1": 1}
 
 
 def test_steps_count_on_after_a_resume_and_the_first_weights_are_step_zero() -> None:
     group = [versioned("a.0", 1, "0.12", "1.13"), versioned("b.0", 0, "2.init")]
-    assert batch.group_staleness(group[:1], 13, Train()) == 1
-    assert batch.group_staleness(group, 13, Train()) == 13
+    assert stale(group[:1], 13) == 1
+    assert stale(group, 13) == 13
 
 
 def test_a_batch_without_a_trained_token_has_no_staleness() -> None:

@@ -242,3 +242,15 @@ async def test_whole_replies_and_counts() -> None:
     await send({"type": "http.response.body", "body": b": [1, 2, 3]}", "more_body": False})
     assert types.CountTokensResponse.model_validate_json(client.body).total_tokens == 3
     assert client.headers[b"content-length"] == str(len(client.body)).encode()
+
+
+async def test_what_is_said_to_a_client_that_has_left_is_no_reply() -> None:
+    sent: list[Any] = []
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    made = Whole(send, lambda body: response(body, thoughts=True))
+    await made({"type": "http.response.start", "status": 200, "headers": []})
+    await made({"type": "http.response.body", "body": b"null", "more_body": False})
+    assert sent[-1]["body"] == b"null"

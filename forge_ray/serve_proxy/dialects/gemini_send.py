@@ -33,7 +33,8 @@ class Whole:
         else:
             self._body += message.get("body", b"")
             if not message.get("more_body", False):
-                body = _dump(self._convert(json.loads(self._body)))
+                said = json.loads(self._body)
+                body = _dump(self._convert(said)) if isinstance(said, dict) else bytes(self._body)  # nothing, to a client that left
                 headers = [(b"content-type", b"application/json; charset=UTF-8"), (b"content-length", str(len(body)).encode())]
                 await self._send({**self._start, "headers": _other_headers(self._start) + headers})
                 await self._send({"type": "http.response.body", "body": body, "more_body": False})

@@ -1,10 +1,12 @@
-"""SIGKILL of the replica: its successor serves the current weights under their label and knows every session; no engine stays behind."""
+"""Replicas that cannot start, and one that is killed: bad input is one line; a successor serves the current weights under their label and
+knows every session; no engine stays behind."""
 
 from __future__ import annotations
 
 import asyncio
 import os
 import signal
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
@@ -16,7 +18,18 @@ from tests.integration.conftest import Served, make_config, make_run, start_ray
 from tests.reference import Reference
 
 pytestmark = pytest.mark.asyncio
+PORT = int(os.environ.get("FORGE_RAY_TEST_PORT", "18710"))
 CHAT = "/v1/chat/completions"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[None]:
+    """One for both tests; the first must meet it before Serve runs."""
+    import ray
+
+    start_ray()
+    yield
+    ray.shutdown()
 
 
 async def _chat(url: str, **body: object) -> httpx.Response:
@@ -25,17 +38,36 @@ async def _chat(url: str, **body: object) -> httpx.Response:
         return await http.post(url + CHAT, json={"model": "policy", "messages": messages, "max_tokens": 16, **body})
 
 
-async def test_a_killed_replica_is_replaced_as_it_was(tmp_path: Path) -> None:
-    import ray
+async def test_bad_input_is_one_line(cluster: None, tmp_path: Path) -> None:
+    """A port in use, no model, an unknown and a refused engine argument."""
+    import socket
 
+    from forge_ray.errors import UserError
+    from forge_ray.serve_proxy import deployment
+
+    run = make_run(tmp_path)
+    with socket.socket() as taken:
+        taken.bind(("0.0.0.0", 0))
+        taken.listen()
+        config = make_config("port", taken.getsockname()[1])
+        with pytest.raises(UserError, match=r"port \d+ cannot be used"):
+            await asyncio.to_thread(deployment.start, config, run, config.policy.model.path, 1)
+    with pytest.raises(UserError, match="no model directory"):
+        await asyncio.to_thread(deployment.start, make_config("model", PORT), run, str(tmp_path), 1)
+    config = make_config("argument", PORT, engine={"max_model_length": 8})
+    with pytest.raises(UserError, match=r"policy\.engine\.max_model_length.*did you mean max_model_len\?") as error:
+        await asyncio.to_thread(deployment.start, config, run, config.policy.model.path, 1)
+    assert "\n" not in str(error.value)
+
+
+async def test_a_killed_replica_is_replaced_as_it_was(cluster: None, tmp_path: Path) -> None:
     from forge_ray.serve_proxy import deployment
     from forge_ray.serve_proxy.sessions import Sessions
 
-    start_ray()
+    config = make_config("kill", PORT, proxy={"limits": {"calls": 50}})
+    run = make_run(tmp_path)
+    client = await asyncio.to_thread(deployment.start, config, run, config.policy.model.path, 1)
     try:
-        config = make_config("kill", int(os.environ.get("FORGE_RAY_TEST_PORT", "18710")), proxy={"limits": {"calls": 50}})
-        run = make_run(tmp_path)
-        client = await asyncio.to_thread(deployment.start, config, run, config.policy.model.path, 1)
         served = Served(config, run, client, Sessions(bytes.fromhex("ab" * 32)))
         new = Reference(config.policy.model.path).changed(1)
         path = new.save(run.weights / "1.1.safetensors")
@@ -76,34 +108,4 @@ async def test_a_killed_replica_is_replaced_as_it_was(tmp_path: Path) -> None:
         if call.status == "open":  # else its end was on disk already when the replica died
             assert (summary.failed, summary.calls) == (1, 0)
     finally:
-        await asyncio.to_thread(deployment.stop, "forge-kill")
-        ray.shutdown()
-
-
-async def test_bad_input_is_one_line(tmp_path: Path) -> None:
-    """A port in use, no model, an unknown and a refused engine argument."""
-    import socket
-
-    import ray
-
-    from forge_ray.errors import UserError
-    from forge_ray.serve_proxy import deployment
-
-    start_ray()
-    try:
-        run = make_run(tmp_path)
-        with socket.socket() as taken:
-            taken.bind(("0.0.0.0", 0))
-            taken.listen()
-            with pytest.raises(UserError, match=r"port \d+ cannot be used"):
-                await asyncio.to_thread(
-                    deployment.start, make_config("port", taken.getsockname()[1]), run, make_config("x", 1).policy.model.path, 1
-                )
-        with pytest.raises(UserError, match="no model directory"):
-            await asyncio.to_thread(deployment.start, make_config("model", 18712), run, str(tmp_path), 1)
-        config = make_config("argument", int(os.environ.get("FORGE_RAY_TEST_PORT", "18710")) + 1, engine={"max_model_length": 8})
-        with pytest.raises(UserError, match=r"policy\.engine\.max_model_length.*did you mean max_model_len\?") as error:
-            await asyncio.to_thread(deployment.start, config, run, config.policy.model.path, 1)
-        assert "\n" not in str(error.value)
-    finally:
-        ray.shutdown()
+        await asyncio.to_thread(deployment.stop, client.app)

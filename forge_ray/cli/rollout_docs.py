@@ -21,7 +21,7 @@ Every rollout of a run, of `train`, `eval` and `rollout`, is stored as Parquet b
 data/rollouts/purpose=train/part-….parquet     a row per rollout: what it came to, and where it came from
 data/calls/purpose=train/part-….parquet        a row per model call: the tokens that were given and sampled
 data/upstream/purpose=train/part-….parquet     a row per call that another model answered, as text ([upstreams.md](upstreams.md))
-data/samples/step=12/batch.parquet             what step 12 trained on, written before it was trained
+data/samples/step=12/batch.parquet             what the weights of step 12 were trained on, in the step called 13; written before
 data/rescores/purpose=train/….parquet          verdicts that were made later, on archived workspaces ([rewards.md](rewards.md))
 data/ratings/purpose=train/step-000012.parquet what a served teacher says of the tokens of step 12 ([algorithms.md](algorithms.md#distillation))
 ```
@@ -94,8 +94,9 @@ forge-ray rollouts stats RUN --by task,harness                             # cou
 forge-ray rollouts export RUN --format chat --out sft.jsonl --reward 1     # the same filters
 ```
 
-`RUN` is a run directory, the name of one in `~/forge-ray-runs`, or a store's location. `--step N` are the rollouts that step N trained,
-and the evaluations made with the weights of step N. In `stats` the mean over several tasks is the mean of the tasks' means, and so is its
+`RUN` is a run directory, the name of one in `~/forge-ray-runs`, or a store's location. `--step N` are the rollouts that the step trained
+which the terminal and `metrics.jsonl` call N, and the evaluations made with the weights that came of it (0: before the first); exports have
+the same number. In `stats` the mean over several tasks is the mean of the tasks' means, and so is its
 interval: rollouts of one task are related.
 
 ## Exports

@@ -36,7 +36,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         command.add_argument("--harness", metavar="H", help="name of a harness, or a pattern")
         command.add_argument("--outcome", metavar="O", help="ok, truncated, harness, …: see docs/outcomes.md")
         command.add_argument("--reward", metavar="R", help="a condition: '>=0.5', '<1', 0, none")
-        command.add_argument("--step", type=int, metavar="N", help="trained in step N; of evaluations: made with the weights of step N")
+        command.add_argument("--step", type=int, metavar="N", help="trained in step N, from 1; of evaluations: made after step N")
         command.add_argument("--purpose", choices=("train", "eval"), help="made for training or for evaluation")
     for name in ("ls", "show", "stats"):
         made[name].add_argument("--json", action="store_true", help="JSON instead of a table: one object a line, with every column")

@@ -307,16 +307,16 @@ def test_exports_are_written_whole_by_the_filters(run: RunDir, tmp_path: Path, c
         return out
 
     lines = [json.loads(line) for line in export("chat", "--reward", ">=0.5").read_text().splitlines()]
-    assert len(lines) == 3 and {(line["rollout"], line["step"], line["reward"]) for line in lines} == {("g00000-1.0", 3, 1.0)}
+    assert len(lines) == 3 and {(line["rollout"], line["step"], line["reward"]) for line in lines} == {("g00000-1.0", 4, 1.0)}
     assert sorted(file.name for file in export("atif").iterdir()) == ["g00000-0.0.json", "g00000-1.0.json"]
-    trl = pq.read_table(export("trl", "--step", "3")).to_pylist()
+    trl = pq.read_table(export("trl", "--step", "4")).to_pylist()
     assert len(trl) == 6 and all(line["prompt_ids"] + line["completion_ids"] == line["input_ids"] for line in trl)
     assert all(len(line["completion_ids"]) == len(line["env_mask"]) == len(line["logprobs"]) for line in trl)
     verl = pq.read_table(export("verl")).to_pylist()
     assert [sum(line["token_level_scores"]) for line in verl] == [line["reward"] for line in verl] and {line["uid"] for line in verl} == {
         "0"
     }
-    assert pq.read_table(export("trl", "--step", "4")).num_rows == 0
+    assert pq.read_table(export("trl", "--step", "3")).num_rows == 0
     capsys.readouterr()
     assert main(["rollouts", "export", str(run.root), "--format", "chat", "--out", str(run.root)]) == 2
     assert f"{run.root} exists" in capsys.readouterr().err

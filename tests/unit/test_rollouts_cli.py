@@ -99,7 +99,7 @@ def test_tokens_are_printed_with_the_run_s_tokenizer(tmp_path: Path, capsys: pyt
     run = stored_run(tmp_path, policy, {f"g00000-{n}.0": conversation(policy, f"g00000-{n}.0") for n in range(2)})
     assert main(["rollouts", "show", str(run.root), "g00000-1", "--tokens"]) == 0
     text = capsys.readouterr().out
-    assert "step       3, group 0" in text and "'<|im_start|>'" in text and "trained: yes" in text
+    assert "step       4, group 0" in text and "'<|im_start|>'" in text and "trained: yes" in text
 
 
 def test_a_stopped_run_s_store_is_completed_and_a_running_one_s_is_left(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

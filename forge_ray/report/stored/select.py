@@ -59,7 +59,8 @@ def bound(text: str) -> Callable[[float | None], bool]:
 def rows(reader: StoreReader, found: Filter | None = None, columns: Sequence[str] | None = None) -> list[Row]:
     """The rollouts that fit, by the time they started.
 
-    `step` is the step that trained the rollout, in evaluation that of the newest weights that sampled in it; None: neither.
+    `step` counts as the terminal and `metrics.jsonl` do: the step that trained the rollout, from 1 (the dataset `samples` has it under the
+    number of the weights that it began with, one less), in evaluation the steps that its newest weights had been through; None: neither.
     """
     needed = (
         None if columns is None else sorted({*columns, "rollout", "task", "harness", "outcome", "reward", "started", "versions", "purpose"})
@@ -68,8 +69,9 @@ def rows(reader: StoreReader, found: Filter | None = None, columns: Sequence[str
     fitting = []
     for row in reader.table("rollouts", needed).to_pylist():
         row |= {name: dict(row[name] or ()) for name in _MAPS if name in row}
-        row["step"] = trained.get(row["rollout"])
-        if row["step"] is None and row["purpose"] == "eval":
+        began = trained.get(row["rollout"])
+        row["step"] = None if began is None else began + 1
+        if began is None and row["purpose"] == "eval":
             row["step"] = max((version_step(version) for version in row["versions"]), default=None)
         if found is None or found.fits(row):
             fitting.append(row)

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import json
 import logging
+import re
 from urllib.parse import parse_qs
 
 from starlette.datastructures import Headers
 from starlette.types import Scope
 
 from forge_ray.serve_proxy.dialects import Refusal
+from forge_ray.serve_proxy.dialects.base import parse_object
 from forge_ray.serve_proxy.dialects.fields import Json
 from forge_ray.serve_proxy.exchange import Client, TooLarge
 from forge_ray.serve_proxy.sessions import Session, Sessions, UnknownSession
@@ -17,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 SIDE_MODELS = 100
 """Names of other models that are remembered, so that each is warned of once."""
+_HALF = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]")
+"""The escape of one half of a surrogate pair."""
 _KEY_HEADERS = ("authorization", "x-api-key", "x-goog-api-key")
 
 
@@ -51,9 +56,17 @@ async def read_body(client: Client, headers: Headers, limit: int) -> bytes | Ref
     if headers.get("content-length", "0").isdecimal() and int(headers.get("content-length", "0")) > limit:
         return too_large
     try:
-        return await client.body(limit)
+        return whole_characters(await client.body(limit))
     except TooLarge:
         return too_large
+
+
+def whole_characters(raw: bytes) -> bytes:
+    """A body of JSON with U+FFFD for each half of a character. Programs in JavaScript cut texts by UTF-16 units, JSON carries the half that
+    is left as an escape, and no tokenizer takes it. Written without escapes it would have come as U+FFFD."""
+    if _HALF.search(raw) is None or (body := parse_object(raw)) is None:
+        return raw
+    return json.dumps(body, ensure_ascii=False).encode("utf-16-le", "surrogatepass").decode("utf-16-le", "replace").encode()
 
 
 class ModelNames:

@@ -354,6 +354,22 @@ async def test_a_nonce_in_front_of_the_system_prompt_does_not_end_the_prefix(rig
     assert rig.seen[2]["system"].startswith("request-id")
 
 
+@pytest.mark.parametrize(
+    ("sent", "seen"),
+    [
+        (r"a\ud83d b", "a\ufffd b"),
+        (r"\uDE00\ud83d", "\ufffd\ufffd"),
+        (r"\ud83d\ude00 \\ud83d", "😀 \\ud83d"),
+        (r"\ud83d\ud83d\ude00", "\ufffd😀"),
+    ],
+)
+async def test_half_a_character_is_what_it_would_be_without_escapes(rig: Rig, sent: str, seen: str) -> None:
+    async with client(rig) as http:
+        body = f'{{"model": "policy", "messages": [{{"role": "user", "content": "{sent}"}}]}}'
+        assert (await http.post(f"/s/{rig.token()}{CHAT}", content=body.encode())).status_code == 200
+    assert [message["content"] for message in rig.seen[0]["messages"]] == [seen]
+
+
 async def test_no_header_of_the_clients_reaches_vllm(rig: Rig) -> None:
     """It would take the request's id, its priority and its place in the engine from there."""
     real, scopes = rig.edge._app, []

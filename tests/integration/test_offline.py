@@ -139,7 +139,12 @@ def test_an_offline_run_that_is_killed_and_resumed_trains_what_a_straight_one_do
         file.write_text(yaml.safe_dump(settings(tmp_path, address)))
         return Training(tmp_path, str(file), f"name={name}", "--from-rollouts", str(source.root)), tmp_path / name
 
-    straight, whole = begin("straight")
+    # Side by side: each is one process most of the time. One is killed when the weights of a step are out and before or while its
+    # checkpoint is written.
+    (straight, whole), (killed, run) = begin("straight"), begin("broken")
+    killed.until(lambda: published(run) >= 1)
+    killed.kill()
+    assert len(rows(run)) < STEPS, "killed too late to show anything"
     assert straight.ended() == 0, straight.text
     expected = taught(whole)
     assert sorted(expected) == [1, 2, 3, 4]
@@ -150,11 +155,7 @@ def test_an_offline_run_that_is_killed_and_resumed_trains_what_a_straight_one_do
     assert rows(whole)[1]["logprob_diff"] is None, "nothing is compared with weights that this run never had"
     assert (whole / "report.html").is_file() and (whole / "summary.json").is_file()
 
-    # Killed when the weights of a step are out and before or while its checkpoint is written; stopped by a signal; then to the end.
-    killed, run = begin("broken")
-    killed.until(lambda: published(run) >= 1)
-    killed.kill()
-    assert len(rows(run)) < STEPS, "killed too late to show anything"
+    # Resumed and stopped by a signal; then to the end.
     stopped = Training(tmp_path, "--resume", str(run))
     stopped.until(lambda: published(run) >= 3 or 2 in rows(run))
     if stopped.process.poll() is None:
@@ -178,7 +179,7 @@ def test_what_cannot_be_trained_is_refused_in_one_line_and_leaves_nothing(
             "10 groups of stored rollouts can be trained, and a step takes 11",
         ),
         (["--from-rollouts", str(source.root), "train.loss.stale.versions=1"], "mask by train.loss.stale.kl"),
-        (["--rewards", "latest"], "train.offline.runs is missing"),
+        (["--rewards", "latest"], "rewards are chosen for stored rollouts; give --from-rollouts RUN with it"),
     ):
         assert main(["train", str(file), *words]) == 2
         assert said in capsys.readouterr().err

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
@@ -14,13 +15,16 @@ import time
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from forge_ray.cli.main import main
 from forge_ray.config import Config
+from forge_ray.job import library
 from forge_ray.run_dir import RunDir
 from forge_ray.trajectories.store.reader import StoreReader
+from tests.reference import Reference
 from tests.stored_run import store, stored_run
 from tests.tiny_model import tiny_model
 from tests.unit.making import make_call, make_record
@@ -164,6 +168,44 @@ def test_an_offline_run_that_is_killed_and_resumed_trains_what_a_straight_one_do
     last = Training(tmp_path, "--resume", str(run))
     assert last.ended() == 0, last.text
     assert taught(run) == expected
+
+
+def test_a_teacher_s_recorded_and_fresh_log_probabilities_train_the_same(cluster: None, source: RunDir, tmp_path: Path) -> None:
+    """Recorded ones of a server that is not there any more; fresh ones of its model directory."""
+    import ray
+
+    from forge_ray.trajectories.ratings import Rating
+    from forge_ray.trajectories.store import ratings
+    from forge_ray.trajectories.store.location import Location
+
+    teacher = Reference(tiny_model()).changed(3)
+    teacher.model.save_pretrained(tmp_path / "teacher")
+    for file in tiny_model().glob("tokenizer*"):
+        shutil.copy(file, tmp_path / "teacher")
+    said: dict[int, list[tuple[list[float], list[float]]]] = {}
+    """Group -> of each call the policy's log-probabilities and the teacher's."""
+    rated = []
+    for record, calls in library.Recordings(source).with_calls(list(library.records(source))):
+        for ordinal, call in enumerate(calls):
+            logprobs = teacher.logprobs(call.prompt_ids, call.ids, 1.0)
+            said.setdefault(record.group or 0, []).append((call.logprobs, logprobs))
+            rated.append(Rating(record.id, call.id, ordinal, np.array(logprobs, np.float32)))
+    ratings.put(Location.of(source.data), 0, "big", "big", rated)
+    address, running = ray.get_runtime_context().gcs_address, {}
+    for name, who in (("recorded", {"upstream": "big"}), ("fresh", {"teacher": str(tmp_path / "teacher")})):
+        tree = settings(tmp_path, address, loss={"name": "distillation", "distillation": who})
+        tree["train"]["steps"], tree["proxy"] = 2, {"upstreams": {"big": {"url": "http://127.0.0.1:9"}}}
+        (file := tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(tree))
+        running[name] = Training(tmp_path, str(file), f"name={name}", "--from-rollouts", str(source.root))
+    for training in running.values():
+        assert training.ended() == 0, training.text
+    steps = {name: rows(tmp_path / name) for name in running}
+    taken = StoreReader(str(tmp_path / "recorded" / "data")).samples_store.stats(0)["taken"]
+    expected = [ours - theirs for group in taken for pair in said[group] for ours, theirs in zip(*pair, strict=True)]
+    assert steps["recorded"][1]["teacher_kl"] == pytest.approx(np.mean(expected), abs=1e-4) and abs(np.mean(expected)) > 0.01
+    for step in (1, 2):
+        for key in ("teacher_kl", "loss", "grad_norm"):
+            assert steps["recorded"][step][key] == pytest.approx(steps["fresh"][step][key], abs=1e-4, rel=1e-3), (step, key)
 
 
 def test_what_cannot_be_trained_is_refused_in_one_line_and_leaves_nothing(

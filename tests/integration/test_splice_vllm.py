@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import shutil
 from collections import defaultdict
 from collections.abc import AsyncIterator, Callable
 from pathlib import Path
@@ -176,6 +177,24 @@ async def test_a_stop_string_that_trims_the_text(rig: EdgeRig, dialect: str, str
     assert one.spans is not None and len(one.ids) == len(one.logprobs) == one.spans[0][2]
     assert (two.splice, continues(one, two)) == ("spliced", True)
     assert rig.tokenizer.decode(two.prompt_ids[two.shared :]).startswith("<|im_end|>\n<|im_start|>user\n")
+
+
+@BOTH_WAYS
+async def test_a_reply_ended_by_the_second_of_two_end_tokens(tmp_path: Path, stream: bool) -> None:
+    """m7: a model's generation_config names two; the one that was sampled stays, in ids and log-probabilities, and the turn goes on."""
+    model = tmp_path / "model"
+    shutil.copytree(tiny_model(), model)
+    tokenizer, config = AutoTokenizer.from_pretrained(model), json.loads((model / "generation_config.json").read_text())
+    second = tokenizer.convert_tokens_to_ids("<|endoftext|>")
+    (model / "generation_config.json").write_text(json.dumps(config | {"eos_token_id": [tokenizer.eos_token_id, second]}))
+    sampled, got = [*letters(tokenizer, "hello there"), second], list[Said]()
+    rule = {"if": "other end", "turn": 0, "ids": [*sampled, *letters(tokenizer, "never")]}
+    async with edge_rig(tmp_path, [rule], model=model) as rig:
+        for dialect in ("chat", "responses", "messages"):
+            one, two = await two_turns(Talk(rig, dialect, dialect, stream, tools=False), "other end", lambda said: got.append(said) or said)
+            assert got[-1].text == "hello there" and (one.status, one.ids) == ("finished", sampled)
+            assert len(one.ids) == len(one.logprobs) == len(one.versions()) and one.trainable
+            assert (two.splice, continues(one, two)) == ("spliced", True)
 
 
 @DIALECTS

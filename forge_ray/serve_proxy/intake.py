@@ -20,8 +20,8 @@ logger = logging.getLogger(__name__)
 
 SIDE_MODELS = 100
 """Names of other models that are remembered, so that each is warned of once."""
-_HALF = re.compile(rb"\\u[dD][89abAB][0-9a-fA-F]{2}(?!\\u[dD][c-fC-F])|(?<!\\u[dD][89abAB][0-9a-fA-F]{2})\\u[dD][c-fC-F]")
-"""The escape of one half of a surrogate pair."""
+_HALF = re.compile(rb"\\u[dD](?:(?<=\\\\u.)|[89abAB]..(?!\\u[dD][c-fC-F])|[c-fC-F](?<!\\u[dD][89abAB]..\\u[dD].))", re.DOTALL)
+"""The escape of one half of a surrogate pair, or what looks like one behind a backslash that is escaped itself."""
 _KEY_HEADERS = ("authorization", "x-api-key", "x-goog-api-key")
 
 

@@ -361,6 +361,7 @@ async def test_a_nonce_in_front_of_the_system_prompt_does_not_end_the_prefix(rig
         (r"\uDE00\ud83d", "\ufffd\ufffd"),
         (r"\ud83d\ude00 \\ud83d", "😀 \\ud83d"),
         (r"\ud83d\ud83d\ude00", "\ufffd😀"),
+        (r"\\ud83d\uDE00", "\\ud83d\ufffd"),
     ],
 )
 async def test_half_a_character_is_what_it_would_be_without_escapes(rig: Rig, sent: str, seen: str) -> None:

@@ -236,3 +236,5 @@ def test_the_newest_and_the_best_checkpoints_are_kept_and_what_they_stand_on(tmp
     checkpoint.save(run, 0, None, learning.Ranks(), model=model, lora=None, tokenizer_from=tmp_path, extra={})
     retention.prune(run, settings_of(keep_checkpoints=1, lora={"rank": 2}).train, upto=10)
     assert checkpoint.steps(run) == [0, 10], "adapters stand beside checkpoint 0"
+    retention.prune(run, settings_of(keep_checkpoints=1, sft={"demonstrations": "d"}).train, upto=10)
+    assert checkpoint.steps(run) == [0, 10], "what the supervised start made is nowhere else"

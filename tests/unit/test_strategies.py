@@ -7,10 +7,13 @@ import os
 from pathlib import Path
 from typing import Any
 
+import pyarrow
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from forge_ray.config import Config
+from forge_ray.train_loop import forward, sft
 from forge_ray.train_loop.forward import Row
 from forge_ray.train_loop.ranks import Ranks
 from forge_ray.train_loop.rows import Rows
@@ -67,15 +70,33 @@ def train(ranks: Ranks, folder: Path) -> dict[str, Any]:
             stale = [Row(**{**vars(row), "name": f"stale {row.name}"}) for row in fresh.rows]
             seen.append(copy.deepcopy(batch))
             straight.append(learner.train(batch))
-            learner.publish()
+            _, published = learner.publish()
             if learner.step == AT:
                 learner.save(straight[-1])
         end = whole(learner)
         again = learning.learner_of(settings(**own), place, ranks)
         assert again.step == AT
         resumed = [again.train(batch) for batch in seen[AT:]]
-        found[kind] = {"straight": straight, "end": end, "resumed": resumed, "resumed end": whole(again)}
+        sent = None if published is None else load_file(published)
+        found[kind] = {"straight": straight, "end": end, "resumed": resumed, "resumed end": whole(again), "published": sent}
+    found["sft"] = {builder: supervised(ranks, builder) for builder in ("rows", "tree")}
     return found
+
+
+def supervised(ranks: Ranks, builder: str) -> list[float]:
+    """Losses of the supervised start, in batches of five, of which two ranks take three and two; the last weights' sum behind them."""
+    draw = torch.Generator().manual_seed(3)
+    ids = [torch.randint(1, learning.VOCABULARY, (int(length),), generator=draw).tolist() for length in range(6, 26)]
+    masks = [[number > 2 for number in range(len(one))] for one in ids]
+    rows = forward.demonstration_rows(pyarrow.table({"ids": ids, "mask": masks}))
+    recipe = learning.config(sft={"demonstrations": "d", "steps": STEPS, "batch_size": 5, "builder": builder}).train.sft
+    assert recipe is not None
+    model, losses = learning.small_model(), []
+    sft.train(
+        model, rows, recipe, 7, rank=ranks.rank, ranks=ranks, device=learning.CPU, max_tokens=40,
+        report=lambda _, loss: losses.append(loss),
+    )  # fmt: skip
+    return [*losses, sum(float(value.detach().double().abs().sum()) for value in model.parameters()) / 1e3]
 
 
 @pytest.fixture(scope="module")
@@ -101,6 +122,16 @@ def test_one_worker_and_two_have_the_same_losses(runs: list[list[Any]], kind: st
         assert all(step["updates"] == 2 and step["logprob_diff"] < 1e-6 for step in rank[kind]["straight"])
 
 
+@pytest.mark.parametrize("builder", ["rows", "tree"])
+def test_the_supervised_start_shares_a_batch_out_and_loses_nothing(runs: list[list[Any]], builder: str) -> None:
+    (alone,), both = runs
+    expected = alone["sft"]["rows"]
+    assert len(set(expected)) == STEPS + 1
+    assert alone["sft"][builder] == pytest.approx(expected, abs=1e-5)
+    for rank in both:
+        assert rank["sft"][builder] == pytest.approx(expected, abs=1e-5)
+
+
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_resumed_learner_makes_the_same_steps_bit_for_bit(runs: list[list[Any]], kind: str) -> None:
     for group in runs:
@@ -112,6 +143,14 @@ def test_a_resumed_learner_makes_the_same_steps_bit_for_bit(runs: list[list[Any]
             assert trained[1] == trained[0][AT:]
             assert own["end"].keys() == own["resumed end"].keys()
             assert all(torch.equal(own["end"][name], own["resumed end"][name]) for name in own["end"])
+
+
+def test_what_is_published_is_what_was_trained(runs: list[list[Any]]) -> None:
+    for group in runs:
+        for kind in KINDS:
+            sent, end = group[0][kind]["published"], {name.replace(".default.weight", ""): v for name, v in group[0][kind]["end"].items()}
+            assert sent.keys() == end.keys() and all(torch.equal(sent[name], end[name]) for name in end)
+            assert all(rank[kind]["published"] is None for rank in group[1:]), "rank 0 alone writes"
 
 
 def test_every_rank_ends_with_the_same_weights_and_adapters_leave_the_base_alone(runs: list[list[Any]]) -> None:

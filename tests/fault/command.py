@@ -20,28 +20,56 @@ MARK = "FORGE_RAY_TEST_RUN"
 T = TypeVar("T")
 
 
-class Command:
-    """One `forge-ray` process in a process group of its own, as a shell starts it; use as a context manager.
+class Watched:
+    """A process and what it starts. `parts` are the processes seen below it, collected by `watch`: Ray renames its workers over their
+    environment, so a mark alone would miss them."""
 
-    `parts` are the processes seen below it, collected by `watch`: Ray renames its workers over their environment, so a mark alone
-    would miss them.
-    """
+    def __init__(self, process: subprocess.Popen[bytes], output: Path) -> None:
+        self.process, self.output = process, output
+        self.parts: set[psutil.Process] = set()
+
+    @property
+    def text(self) -> str:
+        return self.output.read_text(errors="replace")
+
+    def watch(self) -> list[psutil.Process]:
+        """Every process below it now."""
+        try:
+            now = psutil.Process(self.process.pid).children(recursive=True)
+        except psutil.NoSuchProcess:
+            return []
+        self.parts.update(now)
+        return now
+
+    def until(self, what: str, found: Callable[[], T | None], seconds: float = 300) -> T:
+        """Wait until `found` gives something; the process must not end before."""
+        end = time.monotonic() + seconds
+        while not (value := found()):
+            assert self.process.poll() is None, f"ended with {self.process.returncode} before {what}:\n{self.text[-6000:]}"
+            assert time.monotonic() < end, f"{what} has not come in {seconds:.0f} s:\n{self.text[-6000:]}"
+            self.watch()
+            time.sleep(0.1)
+        return value
+
+
+class Command(Watched):
+    """One `forge-ray` process in a process group of its own, as a shell starts it; use as a context manager."""
 
     def __init__(self, *words: str, directory: Path, environment: dict[str, str] | None = None, remove: tuple[str, ...] = ()) -> None:
         self.mark = uuid.uuid4().hex
-        self.output = directory / f"output-{self.mark[:8]}.txt"
+        output = directory / f"output-{self.mark[:8]}.txt"
         variables = {name: value for name, value in os.environ.items() if name not in ("RAY_ADDRESS", *remove)}
-        with self.output.open("wb") as output:
-            self.process = subprocess.Popen(
+        with output.open("wb") as file:
+            process = subprocess.Popen(
                 [sys.executable, "-m", "forge_ray.cli.main", *words],
                 cwd=directory,
                 env=variables | {MARK: self.mark} | (environment or {}),
                 stdin=subprocess.DEVNULL,
-                stdout=output,
+                stdout=file,
                 stderr=subprocess.STDOUT,
                 start_new_session=True,
             )
-        self.parts: set[psutil.Process] = set()
+        super().__init__(process, output)
 
     def __enter__(self) -> Command:
         return self
@@ -56,19 +84,6 @@ class Command:
             self.process.kill()
             self.process.wait()
 
-    @property
-    def text(self) -> str:
-        return self.output.read_text(errors="replace")
-
-    def watch(self) -> list[psutil.Process]:
-        """Every process below the command now."""
-        try:
-            now = psutil.Process(self.process.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
-        self.parts.update(now)
-        return now
-
     def find(self, title: str) -> psutil.Process | None:
         """The process below the command whose command line begins with `title`."""
         for process in self.watch():
@@ -78,16 +93,6 @@ class Command:
             except psutil.Error:
                 continue
         return None
-
-    def until(self, what: str, found: Callable[[], T | None], seconds: float = 300) -> T:
-        """Wait until `found` gives something; the command must not end before."""
-        end = time.monotonic() + seconds
-        while not (value := found()):
-            assert self.process.poll() is None, f"ended with {self.process.returncode} before {what}:\n{self.text[-6000:]}"
-            assert time.monotonic() < end, f"{what} has not come in {seconds:.0f} s:\n{self.text[-6000:]}"
-            self.watch()
-            time.sleep(0.1)
-        return value
 
     def wait(self, seconds: float = 400) -> int:
         """Wait for the end, watching; returns the exit code."""

@@ -38,6 +38,7 @@ class Serving:
         self, directory: Path, port: int, *, rules: list[Any], again: bool = False, environment: dict[str, str] | None = None, **config: Any
     ) -> None:
         """`again`: on the run that is in `directory` already."""
+        self.directory = directory
         script = directory / "script.json"
         script.write_text(json.dumps(rules))
         self.run = RunDir(directory / "run") if again else make_run(directory / "run")

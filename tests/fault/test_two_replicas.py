@@ -1,19 +1,22 @@
-"""Two replicas: sessions stick and survive the loss of theirs, a key alone is enough, updates reach both or none, a drain loses nothing."""
+"""Two replicas: sessions stick and survive the loss of theirs, a key alone is enough, updates reach both or none, a drain loses nothing.
+In the end all that Ray runs on the node is killed: whatever a client saw the end of is in the log, and the next start goes on from it."""
 
 from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
+import json
 import os
 import shutil
 import signal
 import time
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 
 from forge_ray.serve_proxy.weights import current as current_weights
@@ -22,7 +25,9 @@ from tests.tiny_model import tiny_model
 
 pytestmark = pytest.mark.timeout(900)
 PORT = int(os.environ.get("FORGE_RAY_TEST_PORT", "18710"))
+EIGHT = "one two three four five six seven eight"
 RULES = [
+    {"if": "hello", "say": EIGHT, "delay_s": 0.02},
     {"if": "slowly", "say": "one two three four five six seven eight nine ten " * 4, "delay_s": 0.2},
     {"turn": 0, "say": "The first answer."},
     {"turn": 1, "say": "The second answer."},
@@ -74,7 +79,7 @@ async def told(serving: Serving, session: str) -> list[Any]:
 async def chained(serving: Serving, session: str) -> list[Any]:
     """The session's answered calls, each of which goes on from the one before it, token for token."""
     calls = [call for call in await told(serving, session) if call.status == "finished" and call.superseded_by is None]
-    for before, after in pairwise(calls):
+    for before, after in itertools.pairwise(calls):
         whole = before.prompt_ids + before.ids
         assert (after.parent, after.shared, after.conversation) == (before.id, len(whole), before.conversation)
         assert after.prompt_ids[: len(whole)] == whole and len(after.prompt_ids) > len(whole)
@@ -223,6 +228,69 @@ async def test_a_drain_loses_no_call(two: Serving) -> None:
         *_, call = await told(two, session)
         assert (call.status, call.delivered, len(call.ids) > 40) == ("finished", True, True)
         assert two.do("close", session)["failed"] == 0
+
+
+async def _client(serving: Serving, number: int, seen: dict[str, tuple[str, bool]]) -> None:
+    """Asks until the node is gone; notes what came of every session and whether it came to its end."""
+    async with httpx.AsyncClient(timeout=60) as http:
+        for turn in itertools.count():
+            session, stream = f"client{number}-turn{turn}.0", turn % 2 == 0
+            body = {"model": "policy", "stream": stream, "messages": [{"role": "user", "content": f"hello {session}"}]}
+            seen[session] = ("", False)
+            try:
+                async with http.stream("POST", serving.url(session) + "/v1/chat/completions", json=body) as answer:
+                    async for line in answer.aiter_lines():
+                        text, _ = seen[session]
+                        if line == "data: [DONE]":
+                            seen[session] = (text, True)
+                        elif stream and line.startswith("data: "):
+                            seen[session] = (text + (json.loads(line[6:])["choices"][0]["delta"].get("content") or ""), False)
+                        elif not stream and line:
+                            seen[session] = (json.loads(line)["choices"][0]["message"]["content"], True)
+            except (httpx.TransportError, ValueError, KeyError):
+                return
+
+
+async def test_what_a_client_saw_is_in_the_log_when_the_node_is_gone(two: Serving) -> None:
+    """The last of the tests on `two`."""
+    from transformers import AutoTokenizer
+
+    seen: dict[str, tuple[str, bool]] = {}
+    clients = [asyncio.create_task(_client(two, number, seen)) for number in range(6)]
+    while sum(done for _, done in seen.values()) < 60:
+        assert not all(client.done() for client in clients)
+        await asyncio.sleep(0.01)
+    parts = [part for part in (psutil.Process(two.process.pid), *two.parts()) if part.is_running()]
+    names = {process.name() for process in parts}
+    assert {"raylet", "gcs_server"} <= names, names
+    for process in parts:  # in one go, the parents first, so that nothing is restarted
+        try:
+            process.send_signal(signal.SIGKILL)
+        except psutil.NoSuchProcess:
+            continue
+    await asyncio.gather(*clients)
+    await asyncio.to_thread(psutil.wait_procs, parts, 60)
+
+    reader, tokenizer = two.reader(), AutoTokenizer.from_pretrained(tiny_model())
+    assert reader.verify() == []
+    finished = {session: text for session, (text, done) in seen.items() if done}
+    assert len(finished) >= 60
+    for session, text in finished.items():
+        (call,) = reader.session(session)
+        assert call.status == "finished" and len(call.ids) == len(call.logprobs)
+        assert tokenizer.decode(call.ids, skip_special_tokens=True) == text == EIGHT
+    statuses = {call.status for session in seen for call in reader.session(session)}
+    assert "open" in statuses, "some were under way"
+    closing = next(iter(finished))
+    under_way = next(s for s in seen if any(call.status == "open" for call in reader.session(s)))
+
+    with Serving(two.directory, PORT + 1, rules=RULES, again=True) as serving:
+        # Its name still finds it: the new cluster's replica reads what the dead one recorded when it meets the session.
+        assert (await serving.chat(closing, [{"role": "user", "content": f"hello {closing}"}])).status_code == 200
+        before, after = serving.calls(closing)
+        assert before.replica != after.replica and serving.do("close", closing)["calls"] == 2
+        summary = serving.do("close", under_way)
+        assert (summary["failed"], summary["calls"]) == (1, 0)
 
 
 async def test_serves_default_proxy(tmp_path: Path) -> None:

@@ -31,6 +31,7 @@ def run(arguments: argparse.Namespace) -> int:
     require(config, without=NOT_OFFLINE if offline else ())
     if not offline and config.train.steps and all(config.taught(harness) for harness in config.harnesses):
         raise UserError("every harness talks to another model than the policy", where="harnesses", fix="use forge-ray eval")
+    from forge_ray.job.sources import SourceError
     from forge_ray.job.state import create, discard
     from forge_ray.job.train import train
 
@@ -54,6 +55,9 @@ def run(arguments: argparse.Namespace) -> int:
         raise
     except UserError:
         discard(directory)
+        raise
+    except SourceError:
+        discard(directory, but_logs=True)
         raise
     if shutil.which("forge-ray") is None:
         print(f"for forge-ray's other commands: . {Path(sys.prefix) / 'bin' / 'activate'}")

@@ -48,6 +48,8 @@ if TYPE_CHECKING:
     from forge_ray.trajectories.call import Call
     from forge_ray.trajectories.ratings import Rating
 
+FAR = 1.0
+"""Mean distance of two policies, in nats per token, that no few updates make."""
 UNKNOWN = -1
 """Step number of weights that this run never had."""
 
@@ -259,6 +261,11 @@ class _Steps:
             now = time.time()
             self._report.step(event, trained, {"seconds": now - self._begun, "trainer_restarts": self._restarts})
             self._begun = now
+            if step == 1 and (away := trained.get("logprob_difference") or 0) > FAR:
+                self._progress.warn(
+                    f"the model is {away:.1f} nats per token away from the policy that sampled the stored rollouts; to train that one, set "
+                    "policy.model to its checkpoint and train.sft to null"
+                )
         else:
             self._restarts += 1
             self._started(step, event["restored"])

@@ -40,7 +40,7 @@ def create(config: Config, *, training: bool = True) -> RunDir:
             where="name",
             fix=f"continue it with `forge-ray train --resume {root}` or choose another: name=…",
         )
-    if not root.exists():
+    if not root.exists() or any(root.iterdir()):  # what another start left is as little worth
         _made.add(root)
     try:
         run = RunDir(root).create(training=training)
@@ -52,11 +52,25 @@ def create(config: Config, *, training: bool = True) -> RunDir:
     return run
 
 
-def discard(run: RunDir) -> None:
-    """Remove the directory of a run that was refused, if this process made it and nothing in it is worth keeping."""
+def discard(run: RunDir, *, but_logs: bool = False) -> None:
+    """Remove the directory of a run that was refused, if this process made it and nothing in it is worth keeping. `but_logs`: leave what
+    the functions that make inputs have printed; the same name may be given again all the same."""
     worth = (run.rollouts.glob("*/result.json"), run.checkpoints.glob("step-*"), run.data.glob("samples/step=*/*.parquet"))
-    if run.root in _made and not any(any(found) for found in worth):
+    if run.root not in _made or any(any(found) for found in worth):
+        return
+    if not but_logs:
         shutil.rmtree(run.root, ignore_errors=True)
+        return
+    for entry in [*run.root.iterdir(), *run.inputs.iterdir()]:
+        if entry.is_dir() and entry != run.inputs:
+            shutil.rmtree(entry, ignore_errors=True)
+        elif entry.is_file() and not _said(entry, run.root):
+            entry.unlink(missing_ok=True)
+
+
+def _said(file: Path, root: Path) -> bool:
+    """Whether `file` holds what a function that makes inputs has printed."""
+    return file.suffix == ".log" and file.parent == RunDir(root).inputs
 
 
 def reopen(where: str, runs: str | None = None) -> tuple[Config, RunDir]:
@@ -78,7 +92,7 @@ def _unborn(root: Path) -> bool:
     """Whether `root` holds nothing but what a start leaves that ended before the run had its identity."""
     for entry in root.iterdir():
         started = entry.name in (".lock", "config.yaml") or entry.name.startswith((".config.yaml.", ".state.json."))
-        if not started and not (entry.is_dir() and not any(entry.iterdir())):
+        if not started and not (entry.is_dir() and all(_said(below, root) for below in entry.iterdir())):
             return False
     return True
 

@@ -137,6 +137,15 @@ def test_an_unknown_task_is_refused_before_ray_starts_and_leaves_no_run(config: 
     assert list((tmp_path / "runs").glob("*")) == []
 
 
+def test_a_function_that_fails_leaves_its_output_and_the_name(config: Path, tmp_path: Path) -> None:
+    (tmp_path / "makers.py").write_text("def make(out, seed):\n    print('it begins')\n    raise RuntimeError('no luck')\n")
+    for _ in range(2):
+        done = forge_ray("train", str(config), "tasks.train=makers.py:make", cwd=tmp_path)
+        assert done.returncode == 1 and "makers.py:make failed (RuntimeError: no luck)" in done.stderr and "Ray" not in done.stdout
+    run = tmp_path / "runs" / "bad"
+    assert [file.relative_to(run).as_posix() for file in run.rglob("*") if file.is_file()] == ["inputs/tasks-train.log"]
+
+
 def test_an_unreadable_task_is_named(config: Path, tmp_path: Path) -> None:
     make_task(tmp_path / "tasks" / "broken", toml="[agent\n")
     refused(forge_ray("train", str(config), cwd=tmp_path), "broken", "task.toml")

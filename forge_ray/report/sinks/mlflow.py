@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import logging
 import time
 from collections.abc import Mapping
 from pathlib import Path
@@ -27,6 +28,7 @@ class MlflowRun:
 
         from mlflow.tracking import MlflowClient
 
+        logging.getLogger("mlflow.store.db.utils").setLevel(logging.WARNING)  # else it tells of each table that it makes
         address = settings.tracking_uri or os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{directory.resolve() / 'mlflow.db'}"
         self._client = MlflowClient(tracking_uri=address)
         known = directory / "mlflow.json"

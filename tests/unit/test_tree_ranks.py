@@ -29,6 +29,8 @@ KINDS: dict[str, dict[str, Any]] = {
     "zero-1": {"strategy": "deepspeed", "deepspeed": {"zero": 1}},
     "zero-2": {"strategy": "deepspeed", "deepspeed": {"zero": 2}},
     "zero-3": {"strategy": "deepspeed", "deepspeed": {"zero": 3}},
+    "lora ddp": {"strategy": "ddp", "lora": {"rank": 4}},
+    "lora zero-3": {"strategy": "deepspeed", "deepspeed": {"zero": 3}, "lora": {"rank": 4}},
 }
 STEPS = 2
 
@@ -106,19 +108,21 @@ def test_ranks_that_share_out_the_rollouts_add_up_to_call_by_call(runs: list[lis
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_steps_under_each_strategy_are_those_of_one_process(
-    runs: list[list[dict[str, Any]]], kind: str, one_process: dict[str, Any]
+    runs: list[list[dict[str, Any]]], kind: str, one_process: dict[str, dict[str, Any]]
 ) -> None:
+    alone = one_process["lora ddp" if "lora" in kind else "ddp"]
+    assert ("lora" in kind) == all("lora_" in name for name in alone["end"])
     for rank in runs[0]:
-        for got, wanted in zip(rank[kind]["seen"], one_process["seen"], strict=True):
+        for got, wanted in zip(rank[kind]["seen"], alone["seen"], strict=True):
             for name in ("loss", "policy_loss", "kl", "entropy", "ratio"):
                 assert got[name] == pytest.approx(wanted[name], rel=1e-4, abs=1e-5), name
             assert got["grad_norm"] == pytest.approx(wanted["grad_norm"], rel=1e-3)
             assert got["updates"] == 2
-        for name, value in one_process["end"].items():
+        for name, value in alone["end"].items():
             torch.testing.assert_close(rank[kind]["end"][name], value, atol=2e-4, rtol=1e-3)
 
 
 @pytest.fixture(scope="module")
-def one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+def one_process(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
     torch.set_num_threads(1)
-    return train(Ranks(), tmp_path_factory.mktemp("one"), strategy="ddp")
+    return {kind: train(Ranks(), tmp_path_factory.mktemp("one"), **KINDS[kind]) for kind in ("ddp", "lora ddp")}

@@ -1,6 +1,7 @@
-"""Requests with an identical body in one session: the later one supersedes the earlier.
+"""Requests with an identical path and body in one session: the later one supersedes the earlier.
 
-Clients resend a body unchanged when they believe a reply was lost, and there is no id to tell such a retry by. Only requests of
+Clients resend a body unchanged when they believe a reply was lost, and there is no id to tell such a retry by. The path belongs to it: in
+Gemini's dialect it names the model, so one body there can be two different requests. Only requests of
 this replica are known here; the reader of the call log joins those that reached different replicas. What is held of a request is the
 list of its calls, and of each session the newest bodies only, so that a session that is never closed does not grow for ever.
 """
@@ -27,16 +28,16 @@ class _Request:
 
 
 class Retries:
-    """The newest requests of every open session, by the digest of their body."""
+    """The newest requests of every open session, by their path and the digest of their body."""
 
     def __init__(self) -> None:
-        self._requests: dict[str, OrderedDict[str, list[_Request]]] = {}
+        self._requests: dict[str, OrderedDict[tuple[str, str], list[_Request]]] = {}
 
     def arrived(self, context: CallContext) -> None:
         """Note a request, in the order of arrival."""
-        bodies = self._requests.setdefault(context.session, OrderedDict())
-        bodies.setdefault(context.request_sha256, []).append(_Request(context.calls))
-        bodies.move_to_end(context.request_sha256)
+        bodies, key = self._requests.setdefault(context.session, OrderedDict()), (context.path, context.request_sha256)
+        bodies.setdefault(key, []).append(_Request(context.calls))
+        bodies.move_to_end(key)
         if len(bodies) > BODIES:
             bodies.popitem(last=False)
 
@@ -45,8 +46,8 @@ class Retries:
 
         A request that never reached the engine supersedes nothing.
         """
-        bodies = self._requests.get(context.session, OrderedDict())
-        same, pairs = bodies.get(context.request_sha256, []), []
+        bodies, key = self._requests.get(context.session, OrderedDict()), (context.path, context.request_sha256)
+        same, pairs = bodies.get(key, []), []
         for request in same:
             request.over = request.over or request.calls is context.calls
         for earlier, later in pairwise(request for request in same if request.calls):
@@ -54,7 +55,7 @@ class Retries:
             earlier.told = len(earlier.calls)
         if same:
             newest = next((request for request in reversed(same) if request.calls), None)
-            bodies[context.request_sha256] = [request for request in same if request is newest or not request.over]
+            bodies[key] = [request for request in same if request is newest or not request.over]
         return pairs
 
     def forget(self, session: str) -> None:

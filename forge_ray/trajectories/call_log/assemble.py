@@ -177,14 +177,14 @@ def _judge(calls: Iterable[Call]) -> None:
     by_id = {call.id: call for call in calls}
     ends = {call.id: len(call.prompt_ids) + len(call.ids) for call in calls if call.ids}
     taken: set[str] = set()
-    equal: dict[str, list[Call]] = {}
+    equal: dict[tuple[str, str], list[Call]] = {}  # by path and body: Gemini's dialect names the model in the path
     for call in calls:
         before = by_id[call.parent] if call.parent is not None and call.shared == ends.get(call.parent) else None
         if before is not None:
             taken.add(before.id)
         # Several calls behind one request (tools that the server runs) go on from one another.
         if call.request_sha256 and (before is None or before.request_sha256 != call.request_sha256):
-            equal.setdefault(call.request_sha256, []).append(call)
+            equal.setdefault((call.path, call.request_sha256), []).append(call)
     for call in calls:
         if call.id in taken:
             call.superseded_by = None

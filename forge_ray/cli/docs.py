@@ -106,7 +106,7 @@ def configuration() -> str:
     intro = [paragraph for paragraph in inspect.cleandoc(forge_ray.config.__doc__ or "").split("\n\n") if paragraph]
     lines = ["# Configuration", "", _GENERATED.format(source="`forge_ray/config/`"), *("\n\n".join(intro).split("\n")), ""]
     lines += [
-        "Single keys are changed on the command line, list items by their index:",
+        "Single keys are changed on the command line, list items by their index (a path is the config file's there too):",
         "`forge-ray train run.yaml train.steps=5 policy.engine.max_model_len=4096 harnesses.0.options.output_chars=200`.",
         "`forge-ray check run.yaml` validates a file and says what the machine lacks.",
     ]

@@ -49,7 +49,7 @@ def run(arguments: argparse.Namespace) -> int:
             against, _ = _evaluate(heldout.begin(config, other, samples))
         compared = comparison.compare_harnesses(outcomes_by_task(records), outcomes_by_task(against))
         print("\n".join(text.comparison_lines(arguments.checkpoint or str(model or "the initial policy"), arguments.against, compared)))
-        tree["against"] = {"what": arguments.against, **asdict(compared)} if compared else None
+        tree["against"] = {"what": arguments.against, **asdict(compared), "difference": compared.difference._asdict()} if compared else None
     write_json(begun.directory.root / "evaluation.json", tree)
     if arguments.json:
         write_json(Path(arguments.json), tree)

@@ -39,9 +39,10 @@ def run(arguments: argparse.Namespace) -> int:
     weights = credit.kind_weights(config.train.credit)
     chosen = credit.assign(calls, config.train.credit, truncated=_truncated(directory, session))
     state = reader.state(session)
-    print(f"session {session} of {directory.root} ({state.purpose or 'no call'})")
+    other = reader.upstream(session)
+    purpose = state.purpose or next((call.purpose for call in other), "no call")
+    print(f"session {session} of {directory.root} ({purpose})")
     try:
-        other = reader.upstream(session)
         for line in replay(calls, chosen, weights, decoder(model_directory(directory)), full=arguments.full, upstream=other):
             print(line)
         ends = [f"limit {state.limit} reached"] * (state.limit is not None) + ["closed"] * state.closed

@@ -35,6 +35,7 @@ def arguments() -> argparse.ArgumentParser:
     parser.add_argument("--jobs", type=int, default=2, help="programs that run at the same time (default 2)")
     parser.add_argument("--json", type=Path, metavar="FILE", help="write every result here")
     parser.add_argument("--keep", type=Path, metavar="DIR", help="keep homes, workspaces, logs and requests here")
+    parser.add_argument("--port", type=int, default=18790, help="port of our own proxy (default 18790)")
     parser.add_argument("--list", action="store_true", help="print the programs and cases, run nothing")
     other = parser.add_argument_group("another proxy than our own")
     other.add_argument(
@@ -120,7 +121,7 @@ def _run(options: argparse.Namespace, plans: list[Plan], directory: Path) -> lis
         return asyncio.run(foreign(options, plans, directory, tell))
     from forge_ray.conformance import ours
 
-    return ours.run(plans, directory, options.jobs, tell)
+    return ours.run(plans, directory, options.jobs, tell, options.port)
 
 
 def _directory(keep: Path | None) -> Path:

@@ -19,11 +19,10 @@ from forge_ray.conformance import suite, toy_model
 from forge_ray.conformance.bench import Address, script_of
 from forge_ray.conformance.plan import Plan
 from forge_ray.conformance.recording import RecordedCall
+from forge_ray.errors import UserError
 from forge_ray.job import cluster
 from forge_ray.run_dir import RunDir, write_json
 from forge_ray.serve_proxy.sessions import Sessions
-
-PORT = 18790
 
 
 class CallLog:
@@ -88,7 +87,7 @@ class Ours:
         return None
 
 
-def configure(plans: Sequence[Plan], directory: Path, port: int = PORT) -> Config:
+def configure(plans: Sequence[Plan], directory: Path, port: int) -> Config:
     """The config of a proxy with the plans' script, whose model is made in `directory`."""
     model = toy_model.make(directory / "model")
     script = directory / "script.json"
@@ -127,9 +126,9 @@ def serve(plans: Sequence[Plan], config: Config, directory: Path) -> Iterator[Ou
         deployment.stop(client.app)
 
 
-def run(plans: Sequence[Plan], directory: Path, jobs: int, tell: Callable[[suite.Result], None] | None) -> list[suite.Result]:
-    """Run the plans on a Ray cluster of this process's own."""
-    config = configure(plans, directory / "proxy")
+def run(plans: Sequence[Plan], directory: Path, jobs: int, tell: Callable[[suite.Result], None] | None, port: int) -> list[suite.Result]:
+    """Run the plans on a Ray cluster of this process's own. Raises `UserError` for a port in use."""
+    config = configure(plans, directory / "proxy", port)
     cluster.connect(config)
     import ray
 
@@ -140,5 +139,7 @@ def run(plans: Sequence[Plan], directory: Path, jobs: int, tell: Callable[[suite
 
     try:
         return asyncio.run(everything())
+    except UserError as error:
+        raise UserError(error.problem, where="--port", fix="choose another") if error.where == "proxy.port" else error from None
     finally:
         ray.shutdown()

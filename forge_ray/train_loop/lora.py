@@ -43,17 +43,16 @@ def attach(model: Any, config: Lora, saved: Path | None = None) -> Any:
         lora_dropout=0.0,  # the engine has none: its log-probabilities would be of another policy
     )
     fix = f"write all-linear, or some of {', '.join(_linear(model))}"
-    try:
-        adapted = peft.get_peft_model(model, settings, adapter_name=ADAPTER)
-    except ValueError as error:
-        raise UserError(" ".join(str(error).split())[:300], where=WHERE, fix=fix) from error
     if targets != "all-linear" and (problem := _unfit(model, targets)) is not None:
         raise UserError(problem, where=WHERE, fix=fix)
-    return adapted
+    try:
+        return peft.get_peft_model(model, settings, adapter_name=ADAPTER)
+    except ValueError as error:
+        raise UserError(" ".join(str(error).split())[:300], where=WHERE, fix=fix) from error
 
 
 def _linear(model: Any) -> list[str]:
-    """Ends of the names of a plain model's linear layers but for the output head."""
+    """Ends of the names of the model's linear layers but for the output head."""
     head = model.get_output_embeddings()
     found = (name for name, module in model.named_modules() if isinstance(module, torch.nn.Linear) and module is not head)
     return sorted({name.rpartition(".")[2] for name in found})
@@ -61,17 +60,14 @@ def _linear(model: Any) -> list[str]:
 
 def _unfit(model: Any, targets: list[str]) -> str | None:
     """Which of the targets has no layer (peft asks for one that has), or one that no replica adds adapters to; None if all are well."""
-    from peft.tuners.lora import Linear
-
-    found = dict(layers(model))
     for target in targets:
-        named = [name for name in found if name == target or name.endswith(f".{target}")]
+        named = [module for name, module in model.named_modules() if name == target or name.endswith(f".{target}")]
         if not named:
             return f"no layer of the model is called {target!r}"
-        if not isinstance(found[named[0]], Linear):
-            return f"{named[0]} is no linear layer"
-        if found[named[0]] is model.get_output_embeddings() and model.config.get_text_config().tie_word_embeddings:
-            return f"{named[0]} shares its weight with the embeddings"
+        if not all(isinstance(module, torch.nn.Linear) for module in named):
+            return f"{target} is no linear layer"
+        if model.config.get_text_config().tie_word_embeddings and any(module is model.get_output_embeddings() for module in named):
+            return f"{target} shares its weight with the embeddings"
     return None
 
 

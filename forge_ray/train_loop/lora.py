@@ -7,6 +7,7 @@ are written in peft's own form; the names in a published file are `<module>.lora
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -110,6 +111,11 @@ def published(model: torch.nn.Module, tensors: Iterable[tuple[str, Tensor]]) -> 
 
 def merged(base: Path, adapter: Path) -> Any:
     """The model in `base` with the adapters in `adapter` added into its weights, in float32."""
+    from transformers.utils import logging as of_transformers
+
+    of_transformers.disable_progress_bar()
+    # peft imports DeepSpeed where it is installed, which warns that this machine has no GPU.
+    logging.getLogger("DeepSpeed").addFilter(lambda record: record.levelno >= logging.ERROR)
     import peft
 
     from forge_ray.train_loop.models import load

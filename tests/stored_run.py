@@ -67,7 +67,8 @@ def _events(call: Call) -> list[dict[str, Any]]:
         "spans": [list(span) for span in call.spans or ()], "finish_reason": "stop", "stop_reason": None, "version": "0.3", "error": None,
     }  # fmt: skip
     delivered = {
-        "event": "undelivered" if call.delivered is False else "delivered", "call": call.id, "t": call.ended, "response_sha256": "", "bytes": 1, "status": 200, "usage": None,
-        "reply": "answer", "issued": [], "first_byte_s": 0.1, "last_byte_s": 0.2,
+        "event": "undelivered" if call.delivered is False else "delivered", "call": call.id, "t": call.ended,
+        "response_sha256": "", "bytes": 1, "status": 200, "usage": None, "reply": "answer", "issued": [],
+        "first_byte_s": 0.1, "last_byte_s": 0.2,
     }  # fmt: skip
     return [opened, ended, delivered]

@@ -23,7 +23,7 @@ data/calls/purpose=train/part-….parquet        a row per model call: the token
 data/upstream/purpose=train/part-….parquet     a row per call that another model answered, as text ([upstreams.md](upstreams.md))
 data/samples/step=12/batch.parquet             what the weights of step 12 were trained on, in the step called 13; written before
 data/rescores/purpose=train/….parquet          verdicts that were made later, on archived workspaces ([rewards.md](rewards.md))
-data/ratings/purpose=train/step-000012.parquet what a served teacher says of the tokens of step 12 ([algorithms.md](algorithms.md#distillation))
+data/ratings/purpose=train/step-000012.parquet what a served teacher says of step 12's tokens ([algorithms.md](algorithms.md#distillation))
 ```
 
 `store.location: s3://bucket/path` (or `gs://…`, or whatever [pyarrow](https://arrow.apache.org/docs/python/filesystems.html) or fsspec

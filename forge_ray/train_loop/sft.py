@@ -57,8 +57,8 @@ def train(
 ) -> float:
     """`config.steps` updates; calls `report(step, loss)` after each; returns the mean loss of the last tenth.
 
-    Raises `UserError` for a model that tries would not be trained exactly for (`config.builder: tree`), and `Diverged` at a gradient that is
-    not finite, before it moves a weight."""
+    Raises `UserError` for a model that tries would not be trained exactly for (`config.builder: tree`), and `Diverged` at a gradient that
+    is not finite, before it moves a weight."""
     passes = Passes(device, max_tokens, ranks, lockstep=ranks.world > 1, autocast=autocast)
     if config.builder == "tree":
         from forge_ray.train_loop.tree import model as tree_model

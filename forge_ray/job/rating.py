@@ -125,8 +125,9 @@ class Rater:
         for place, (token, said) in enumerate(zip(ids, places, strict=True)):
             if place == 0:
                 continue
-            entry = said.get(str(token)) if isinstance(said, dict) else None
-            value = entry.get("logprob") if isinstance(entry, dict) else None
+            found = said.get(str(token)) if isinstance(said, dict) else None
+            entry: dict[str, Any] = found if isinstance(found, dict) else {}
+            value = entry.get("logprob")
             if not isinstance(value, int | float) or not math.isfinite(value) or value > 1e-3:
                 raise RunFailed(f"the teacher {self.name} gives token {token} of rollout {rollout}, place {place}, no log-probability")
             logprobs[place] = value

@@ -85,7 +85,7 @@ def gathered(rollouts: Sequence[str], owner: np.ndarray, call: np.ndarray, found
     order = np.lexsort((np.arange(len(owner)), call, owner))
     starts = np.flatnonzero(np.diff(owner[order], prepend=-1) | np.diff(call[order], prepend=-1)) if len(order) else order
     for places in np.split(order, starts[1:]) if len(order) else ():
-        key = (rollouts[owner[places[0]]], int(call[places[0]]))
+        key = (rollouts[int(owner[places[0]])], int(call[places[0]]))
         rated = found.get(key)
         if rated is None or len(rated) != len(places):
             what = "no rating" if rated is None else f"a rating of {len(rated)} tokens"

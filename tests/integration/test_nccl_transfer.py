@@ -93,15 +93,12 @@ class Replica:
         self.fail_at = ""
         self.hang = threading.Event()
         self.models = [Model() for _ in range(WORKERS)]
-        self.workers = [
-            NcclWeights(
-                SimpleNamespace(),
-                SimpleNamespace(parallel_config=SimpleNamespace(data_parallel_index=0, world_size=WORKERS, rank=rank), model_config=None),
-                torch.device("cpu"),
-                model,
-            )
-            for rank, model in enumerate(self.models)
-        ]
+        settings: Any = SimpleNamespace()
+        self.workers = []
+        for rank, model in enumerate(self.models):
+            parallel = SimpleNamespace(data_parallel_index=0, world_size=WORKERS, rank=rank)
+            config: Any = SimpleNamespace(parallel_config=parallel, model_config=None)
+            self.workers.append(NcclWeights(settings, config, torch.device("cpu"), model))
 
     def step(self, step: str, info: dict[str, Any], version: str | None) -> dict[str, Any]:
         self.steps.append((step, version))
@@ -182,7 +179,7 @@ def sender(rank: int, named: Any, client: Client, timeout_s: float = 60.0) -> An
             "tasks": {"train": "t"}, "proxy": {"replicas": REPLICAS}, "train": {"sync": {"timeout_s": timeout_s}},
         }
     )  # fmt: skip
-    made = NcclSender(config, rank, named)
+    made: Any = NcclSender(config, rank, named)
     made._control._client = client
     return made
 

@@ -35,7 +35,8 @@ def rating(engine: LLM, ids: list[int], reference: Reference) -> float:
 
     request = CompletionRequest.model_validate(Rater.request("teacher", ids))
     output = engine.generate({"prompt_token_ids": ids}, request.to_sampling_params(1, {}), use_tqdm=False)[0]
-    choice = CompletionResponseChoice(index=0, text="", finish_reason="length", prompt_logprobs=output.prompt_logprobs)
+    logprobs: Any = output.prompt_logprobs
+    choice = CompletionResponseChoice(index=0, text="", finish_reason="length", prompt_logprobs=logprobs)
     config = Config.model_validate(
         {
             "name": "x", "policy": {"model": str(reference.directory)}, "harnesses": [{"name": "react"}], "tasks": {"train": "t"},

@@ -130,7 +130,16 @@ class Head:
         working = self.directory / "checkout"
         if not working.exists():
             shutil.copytree(ROOT / "examples", working / "examples", ignore=shutil.ignore_patterns("__pycache__"))
-        return self.jobs.submit_job(entrypoint=shlex.join(["forge-ray", *words]), runtime_env={"working_dir": str(working)})
+
+        def submitted() -> str | None:
+            try:
+                return self.jobs.submit_job(entrypoint=shlex.join(["forge-ray", *words]), runtime_env={"working_dir": str(working)})
+            except RuntimeError as error:
+                if "No available agent" in str(error):  # the dashboard is up before it
+                    return None
+                raise
+
+        return self.until("the job's agent", submitted)
 
     def ended(self, job: str) -> tuple[str, int | None, str]:
         """Wait for the job: its status, its driver's exit code and its output."""

@@ -6,7 +6,7 @@ import fcntl
 import os
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -83,7 +83,8 @@ def _of_run(run: RunDir) -> StoredRun:
             if held:
                 stored = store.RolloutWriter(config, run, model_directory(run)).complete()
                 reader.refresh()
-                print(f"{stored} rollouts of the stopped run were not in its store and are now", file=sys.stderr)
+                if stored:  # else another command has just done it
+                    print(f"{stored} rollouts of the stopped run were not in its store and are now", file=sys.stderr)
             else:
                 print(f"{len(missing)} rollouts that have ended are not in the store yet (the run is going on)", file=sys.stderr)
     return StoredRun(reader, run, config)
@@ -91,18 +92,18 @@ def _of_run(run: RunDir) -> StoredRun:
 
 @contextmanager
 def _lock(run: RunDir) -> Iterator[bool]:
-    """Whether nobody drives the run, and nobody will meanwhile; false too where the directory cannot be written."""
-    try:
-        handle = os.open(run.root / ".lock", os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
-    except OSError:
-        yield False
-        return
-    try:
+    """Whether nobody drives the run, and nobody will meanwhile; false too where the directory cannot be written. Commands that ask this of
+    one run at the same time wait for one another: a reader that is at it is no driver."""
+    with ExitStack() as stack:
         try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for file, flags, how in (
+                (run.config, os.O_RDONLY, fcntl.LOCK_EX),
+                (run.root / ".lock", os.O_RDWR | os.O_CREAT, fcntl.LOCK_EX | fcntl.LOCK_NB),
+            ):
+                handle = os.open(file, flags | os.O_CLOEXEC, 0o644)
+                stack.callback(os.close, handle)
+                fcntl.flock(handle, how)
         except OSError:
             yield False
             return
         yield True
-    finally:
-        os.close(handle)

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import fcntl
 import json
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
 
 from forge_ray.cli.main import main
+from forge_ray.cli.stored_run import stored_run as open_store
 from forge_ray.errors import UserError
 from forge_ray.outcome import Outcome
 from forge_ray.report.stored import select, stats
@@ -117,6 +119,19 @@ def test_a_stopped_run_s_store_is_completed_and_a_running_one_s_is_left(tmp_path
     printed = capsys.readouterr()
     assert "3 rollouts" in printed.out and "are now" in printed.err
     assert main(["rollouts", "ls", str(run.root)]) == 0 and capsys.readouterr().err == ""
+
+
+def test_commands_that_complete_a_store_at_the_same_time_take_turns(tmp_path: Path) -> None:
+    """None takes another command for the run's driver and goes on with a part of the rollouts."""
+    policy = model(tmp_path / "m")
+    run = stored_run(tmp_path, policy, {})
+    for number in range(20):
+        late = make_record(f"g{number:05d}-0.0", 1.0, group=number, started=9.0)
+        (run.rollouts / late.id).mkdir()
+        (run.rollouts / late.id / "result.json").write_text(late.model_dump_json())
+    with ThreadPoolExecutor(6) as pool:
+        seen = list(pool.map(lambda _: open_store(str(run.root)).reader.table("rollouts", ["rollout"]).num_rows, range(6)))
+    assert seen == [20] * 6
 
 
 def test_what_is_neither_run_nor_store_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

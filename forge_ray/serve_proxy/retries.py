@@ -1,9 +1,9 @@
 """Requests with an identical path and body in one session: the later one supersedes the earlier.
 
 Clients resend a body unchanged when they believe a reply was lost, and there is no id to tell such a retry by. The path belongs to it: in
-Gemini's dialect it names the model, so one body there can be two different requests. Only requests of
-this replica are known here; the reader of the call log joins those that reached different replicas. What is held of a request is the
-list of its calls, and of each session the newest bodies only, so that a session that is never closed does not grow for ever.
+Gemini's dialect it names the model, so one body there can be two different requests. This is what one replica sees at once; the reader of
+the call log, which sees them all and what was sent afterwards, has the last word. What is held of a request is the list of its calls, and
+of each session the newest bodies only, so that a session that is never closed does not grow for ever.
 """
 
 from __future__ import annotations

@@ -6,7 +6,6 @@ import contextlib
 import json
 import os
 import resource
-import subprocess
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ import httpx
 import pytest
 
 from forge_ray.trajectories.call_log import CallLogReader
+from tests.small_disk import small_disk
 from tests.unit.edge_app import Rig
 
 Room = Callable[[int], contextlib.AbstractContextManager[None]]
@@ -32,16 +32,8 @@ def disk(request: pytest.FixtureRequest, tmp_path: Path) -> Iterator[tuple[Path,
     if request.param == "file size":
         yield tmp_path, lambda left: _limit(tmp_path / "calls" / "r0.jsonl", left)
         return
-    place = tmp_path / "small"
-    place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=4m", "tmpfs", str(place)], capture_output=True, text=True)
-    if mounted.returncode:
-        reason = f"a file system of its own cannot be mounted here ({mounted.stderr.strip()})"
-        pytest.skip(reason)
-    try:
+    with small_disk(tmp_path / "small", 4) as place:
         yield place, lambda left: _fill(place, left)
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
 
 
 @contextlib.contextmanager

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import subprocess
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -24,6 +23,7 @@ from forge_ray.train_loop.room import DiskFull
 from forge_ray.train_loop.rows import Rows
 from forge_ray.train_loop.strategies.ddp import Replicated
 from forge_ray.train_loop.update import Diverged
+from tests.small_disk import small_disk
 from tests.unit import learning
 from tests.unit.making import make_record
 
@@ -144,23 +144,14 @@ def test_dropout_is_off_in_training_as_it_is_in_the_engine(tmp_path: Path) -> No
 
 
 @pytest.fixture
-def small_disk(tmp_path: Path) -> Iterator[Path]:
-    """A directory on a file system of 2 MiB."""
-    place = tmp_path / "disk"
-    place.mkdir()
-    mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=2m", "tmpfs", str(place)], capture_output=True, text=True)
-    if mounted.returncode:
-        reason = f"a file system of its own cannot be mounted here ({mounted.stderr.strip()})"
-        pytest.skip(reason)
-    try:
+def disk(tmp_path: Path) -> Iterator[Path]:
+    with small_disk(tmp_path / "disk", 2) as place:
         yield place
-    finally:
-        subprocess.run(["umount", "-l", str(place)], check=True)
 
 
-def test_a_full_disk_ends_the_run_in_one_line_and_leaves_the_last_checkpoint_in_force(small_disk: Path, tmp_path: Path) -> None:
+def test_a_full_disk_ends_the_run_in_one_line_and_leaves_the_last_checkpoint_in_force(disk: Path, tmp_path: Path) -> None:
     settings = learning.config(steps=20, optimizer={"lr": 1e-3})
-    run = RunDir(small_disk / "run").create()
+    run = RunDir(disk / "run").create()
     learner = Learner(
         settings, run, learning.with_model(tmp_path) / "model", ranks=learning.Ranks(), device=learning.CPU, incarnation=1
     )  # fmt: skip
@@ -172,7 +163,7 @@ def test_a_full_disk_ends_the_run_in_one_line_and_leaves_the_last_checkpoint_in_
             saved = learner.step
     assert saved >= 2 and checkpoint.newest(run) == (saved, [])
     assert not list(run.checkpoints.glob(".*")), "nothing half-written takes what room there is"
-    filler = small_disk / "filler"
+    filler = disk / "filler"
     with filler.open("wb", buffering=0) as file, contextlib.suppress(OSError):
         while file.write(b"x" * 4096):
             pass

@@ -14,6 +14,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import httpx
 from starlette.applications import Starlette
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response, StreamingResponse
@@ -28,6 +29,15 @@ from forge_ray.serve_proxy.session_index import SessionIndex
 from forge_ray.serve_proxy.sessions import Sessions
 from forge_ray.serve_proxy.upstream_routes import Targets
 from forge_ray.trajectories.call_log import CallLogReader, CallLogWriter
+
+CHAT, MESSAGES, RESPONSES, COMPLETIONS = "/v1/chat/completions", "/v1/messages", "/v1/responses", "/v1/completions"
+USER: list[Any] = [{"role": "user", "content": "hi"}]
+BODIES: dict[str, dict[str, Any]] = {
+    CHAT: {"model": "policy", "messages": USER},
+    COMPLETIONS: {"model": "policy", "prompt": "hi"},
+    RESPONSES: {"model": "policy", "input": "hi"},
+    MESSAGES: {"model": "policy", "messages": USER, "max_tokens": 16},
+}
 
 SECRET = b"a secret of the run, 32 bytes...."
 WINDOW = 64
@@ -234,3 +244,12 @@ def _unary(dialect: str, script: str, reason: str | None) -> dict[str, Any]:
     usage = {"prompt_tokens": 3, "completion_tokens": 3, "total_tokens": 6}
     choice = {"index": 0, "message": message, "text": "hello", "finish_reason": finish}
     return {"id": "c1", "object": "chat.completion", "created": 0, "model": "policy", "choices": [choice], "usage": usage}
+
+
+def client(rig: Rig) -> httpx.AsyncClient:
+    return httpx.AsyncClient(transport=httpx.ASGITransport(rig.edge), base_url="http://proxy")
+
+
+async def post(rig: Rig, path: str = CHAT, token: Any = None, **body: Any) -> httpx.Response:
+    async with client(rig) as http:
+        return await http.post(f"/s/{token or rig.token()}{path}", json=BODIES[path] | body)

@@ -93,10 +93,15 @@ class ProcessBackend:
         return ProcessSandbox(self.config, self.isolation, task, rollout, directory, logs)
 
     def _make(self, directory: Path) -> None:
+        # The last sandbox of another pool takes the parent with it, at any moment: also between the two looks that `exist_ok` would take.
         while True:
-            directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
-            with contextlib.suppress(FileNotFoundError):  # the last sandbox of another pool took the parent with it
+            with contextlib.suppress(FileExistsError):
+                directory.parent.mkdir(mode=0o700, parents=True)
+            try:
                 return directory.mkdir(mode=0o700)
+            except FileNotFoundError:
+                if directory.parent.is_symlink():
+                    raise
 
     async def leftovers(self) -> list[Leftover]:
         return await asyncio.to_thread(self._leftovers)

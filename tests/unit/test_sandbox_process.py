@@ -13,8 +13,9 @@ from forge_ray.errors import UserError
 from forge_ray.sandboxes import bubblewrap
 from forge_ray.sandboxes.process import ProcessBackend, ProcessSandbox
 from forge_ray.sandboxes.sandbox import Sandbox, SandboxBackend, SandboxError
+from forge_ray.tasks.task import load_task
 from tests.sandbox_maker import LONG, Maker
-from tests.task_maker import ALWAYS_ONE
+from tests.task_maker import ALWAYS_ONE, make_task
 
 
 async def test_what_a_command_meets(maker: Maker, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -126,6 +127,31 @@ def test_bad_names_and_directories_are_refused(tmp_path: Path) -> None:
         ProcessBackend(SandboxConfig(directory=str(tmp_path / "file")), "run")
     with pytest.raises(UserError, match=r"sandbox\.directory"):
         ProcessBackend(SandboxConfig(directory="/proc/nothing"), "run")
+
+
+async def test_the_directory_that_another_pool_takes_away_is_made_again(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pools of one run share a directory, which goes with its last sandbox: here at the worst moment, just after it was seen."""
+    task = load_task(make_task(tmp_path / "task", test=ALWAYS_ONE))
+    backend = ProcessBackend(SandboxConfig(directory=str(tmp_path / "boxes"), isolation="none"), "run")
+    shared, mkdir, taken = tmp_path / "boxes" / "run", os.mkdir, []
+
+    def take_away(path: str | Path, *args: int) -> None:
+        try:
+            mkdir(path, *args)
+        except FileExistsError:
+            if Path(path) == shared and not taken:
+                taken.append(path)
+                shared.rmdir()
+            raise
+
+    shared.mkdir(parents=True)
+    monkeypatch.setattr(os, "mkdir", take_away)
+    sandbox = await backend.create(task, "one", tmp_path / "logs")
+    assert taken and (shared / "one").is_dir()
+    await sandbox.destroy()
+    shared.symlink_to(tmp_path / "nowhere")
+    with pytest.raises(SandboxError, match="cannot be made"):
+        await backend.create(task, "two", tmp_path / "logs")
 
 
 def test_bubblewrap_that_is_asked_for_and_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

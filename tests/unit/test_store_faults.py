@@ -52,6 +52,21 @@ def test_a_reader_that_looks_while_a_rollout_is_stored_sees_it_whole_or_not(
     assert len(reader.table("calls")) == 2 * len(reader.rollouts())
 
 
+def test_a_directory_that_is_made_while_it_is_listed_is_no_error(tmp_path: Path) -> None:
+    """Arrow looks for a directory that it could not open, and complains where a writer has made it in between."""
+    plain = Location.of(tmp_path)
+
+    class MadeMeanwhile:
+        def get_file_info(self, selector: Any) -> Any:
+            if not (tmp_path / "rollouts").exists():
+                write(plain, "g00000-0.0")
+                raise FileNotFoundError(2, f"Cannot list directory '{selector.base_dir}'")
+            return plain.filesystem.get_file_info(selector)
+
+    filesystem: Any = MadeMeanwhile()
+    assert Location(filesystem, plain.root, plain.name).files("rollouts") == plain.files("rollouts") != []
+
+
 def test_a_file_system_without_uploads_shows_no_file_that_is_half_written(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     location, written = Location.of(f"memory://{tmp_path}/store"), MemoryFile.write
 

@@ -66,8 +66,12 @@ class Location:
 
     def files(self, *parts: str) -> list[str]:
         """Paths of all Parquet files below, relative to the root, by name. Raises `StoreError`."""
+        everything = fs.FileSelector(self.path(*parts), recursive=True, allow_not_found=True)
         try:
-            infos = self.filesystem.get_file_info(fs.FileSelector(self.path(*parts), recursive=True, allow_not_found=True))
+            try:
+                infos = self.filesystem.get_file_info(everything)
+            except FileNotFoundError:  # Arrow did not find the directory and then did: a writer has just made it
+                infos = self.filesystem.get_file_info(everything)
         except OSError as error:
             raise StoreError(f"{self.name} cannot be read: {_line(error)}") from error
         names = [info.path[len(self.root) :].lstrip("/") for info in infos if info.type == fs.FileType.File]

@@ -10,12 +10,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+import secrets
 import time
 from pathlib import Path
 
 from forge_ray.serve_proxy.exchange import Tee
 from forge_ray.serve_proxy.identity import CallContext, Limit
-from forge_ray.serve_proxy.retries import Retries
 from forge_ray.serve_proxy.session_index import SessionIndex, session_event
 from forge_ray.trajectories.call_log import CallLogError, CallLogWriter
 
@@ -27,15 +27,6 @@ class Delivery:
 
     def __init__(self, index: SessionIndex, log: CallLogWriter, bodies: Path | None) -> None:
         self._index, self._log, self._bodies = index, log, bodies
-        self._retries = Retries()
-
-    def arrived(self, context: CallContext) -> None:
-        """A request for a completion is about to be passed on."""
-        self._retries.arrived(context)
-
-    def forget(self, session: str) -> None:
-        """Drop what is held of a closed session."""
-        self._retries.forget(session)
 
     async def reach(self, session: str, limit: Limit) -> None:
         """End the session by `limit`, once."""
@@ -47,11 +38,9 @@ class Delivery:
 
     async def conclude(self, context: CallContext, tee: Tee, request: bytes) -> None:
         """Write the events of a request that is over, however it ended."""
-        now = time.time()
-        events = [{"event": "superseded", "call": call, "by": by, "t": now} for call, by in self._retries.superseded(context)]
         reply = tee.reply.reply if tee.reply is not None else None
         report = {
-            "t": now,
+            "t": time.time(),
             "response_sha256": tee.response_sha256,
             "bytes": tee.bytes,
             "status": tee.status,
@@ -60,12 +49,11 @@ class Delivery:
             "first_byte_s": tee.first_byte_s,
             "last_byte_s": tee.last_byte_s,
         }
-        for call in context.calls:
-            # Of several calls behind one request (tools that the server runs) only the last one's reply was the client's.
-            told = reply if call == context.calls[-1] else "tool_calls"
-            events.append({"event": "delivered" if tee.delivered else "undelivered", "call": call, "reply": told, **report})
+        name = "delivered" if tee.delivered else "undelivered"
+        # Of several calls behind one request (tools that the server runs) only the last one's reply was the client's.
+        told = {call: "tool_calls" for call in context.calls[:-1]} | {call: reply for call in context.calls[-1:]}
         results = await asyncio.gather(
-            *(self._log.hold(event) for event in events),
+            *(self._log.hold({"event": name, "call": call, "reply": said, **report}) for call, said in told.items()),
             *([self._keep(request, bytes(tee.kept))] if self._bodies is not None else []),
             return_exceptions=True,
         )
@@ -89,7 +77,12 @@ class Delivery:
             for body in filter(None, bodies):
                 file = directory / hashlib.sha256(body).hexdigest()
                 if not file.exists():
-                    file.write_bytes(body)
+                    new = file.with_name(f".{file.name}.{secrets.token_hex(4)}")
+                    try:
+                        new.write_bytes(body)
+                        new.replace(file)  # at once: there is no half of a body under its digest
+                    finally:
+                        new.unlink(missing_ok=True)
 
         try:
             await asyncio.to_thread(write)

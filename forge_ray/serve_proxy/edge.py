@@ -109,7 +109,6 @@ class Edge:
 
     def forget(self, session: str) -> None:
         """Drop what is held of a closed session."""
-        self._delivery.forget(session)
         self._upstreams.forget(session)
 
     def abort(self, session: str) -> int:
@@ -256,7 +255,6 @@ class Edge:
         except NotAdmitted as error:
             await self._refuse(caller, error.reason, self._refusals.not_admitted(caller, error), scope, client, send)
             return
-        self._delivery.arrived(context)
         tee = self._tee(caller, context, scope, client, send)
         if context.streamed:
             self._pulse.add(tee)

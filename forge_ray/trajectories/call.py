@@ -12,7 +12,6 @@ which it became true; compaction moves them into Parquet (`call_log.table`), whi
     delivered | undelivered
                {"event", "call", "t", "response_sha256", "bytes", "status", "usage", "reply", "issued", "first_byte_s", "last_byte_s"}
     kind       {"event": "kind", "call", "kind", "t"}
-    superseded {"event": "superseded", "call", "by", "t"}
     refused    {"event": "refused", "session", "reason", "status", "dialect", "path", "t"}
     upstream   {"event": "upstream", "call", "session", "t", "opened", "purpose", "upstream", "model", "dialect", "path", "streamed",
                 "kind", "conversation", "request_sha256", "parent", "shared", "dropped", "request", "reply", "others", "usage", "logprobs",

@@ -27,10 +27,13 @@ def test_a_call_through_its_life(tmp_path: Path) -> None:
         seen.append((call.status, call.delivered, call.trainable))
     assert seen == [("open", None, False), ("finished", None, False), ("finished", True, True)]
     assert call.prompt_ids == [1, 2, 3] and call.ids == [4, 5] and call.versions() == ["0.1", "0.2"] and call.temperature == 0.7
-    with log.open("a") as file:
-        file.write(json.dumps({"event": "superseded", "call": "a", "by": "b", "t": 4.0}) + "\n")
-    reader.refresh()
-    assert not reader.session("s")[0].trainable
+
+
+def test_what_earlier_writers_said_of_retries_is_passed_over(tmp_path: Path) -> None:
+    said = [{"event": "superseded", "call": name, "by": "b", "t": 4.0} for name in ("a", "nobody")]
+    write(tmp_path / "r0.jsonl", [*whole("a", "s"), *said])
+    reader = read(tmp_path)
+    assert reader.verify() == [] and [call.trainable for call in reader.session("s")] == [True]
 
 
 def test_a_call_whose_replica_died_stays_open(tmp_path: Path) -> None:
@@ -112,7 +115,6 @@ def test_equal_requests_that_both_went_on_are_no_retries(tmp_path: Path) -> None
     events = []
     for number, name in enumerate("abc"):
         events += [opened(name, "s", [1], t=number, request_sha256="same"), ended(name, [2 + number], t=5 + number), delivery(name)]
-    events += [{"event": "superseded", "call": name, "by": by, "t": 9.0} for name, by in (("a", "b"), ("b", "c"))]
     write(tmp_path / "r0.jsonl", events)
     assert [call.superseded_by for call in read(tmp_path).session("s")] == ["b", "c", None]
     for name, parent, t in (("d", "a", 10), ("e", "b", 11)):
@@ -121,6 +123,23 @@ def test_equal_requests_that_both_went_on_are_no_retries(tmp_path: Path) -> None
     calls = {call.id: call for call in read(tmp_path).session("s")}
     assert {name: call.superseded_by for name, call in calls.items()} == dict.fromkeys("abde") | {"c": "b"}
     assert [name for name, call in calls.items() if call.trainable] == ["a", "b", "d", "e"]
+
+
+@pytest.mark.parametrize("goes_on", [False, True])
+def test_calls_behind_one_request_are_replaced_together(tmp_path: Path, goes_on: bool) -> None:
+    """Tools that the server runs: each call goes on from the one before it. The second such request is a retry, or another sub-agent."""
+    events = []
+    for number, name in enumerate("ab"):
+        events += [opened(f"{name}1", "s", [1], t=10 * number, request_sha256="same"), ended(f"{name}1", [2 + number])]
+        events += [opened(f"{name}2", "s", [7], parent=f"{name}1", shared=2, t=10 * number + 2, request_sha256="same")]
+        events += [ended(f"{name}2", [4 + number]), delivery(f"{name}1"), delivery(f"{name}2")]
+    if goes_on:
+        events += [opened("c", "s", [8], parent="a2", shared=4, t=30, request_sha256="other")]
+    write(tmp_path / "r0.jsonl", events)
+    calls = {call.id: call for call in read(tmp_path).session("s")}
+    kept, replaced = "ab" if goes_on else "ba"
+    assert sorted(name for name, call in calls.items() if call.trainable) == [f"{kept}1", f"{kept}2"]
+    assert calls[f"{replaced}1"].superseded_by == calls[f"{replaced}2"].superseded_by == f"{kept}2"
 
 
 @pytest.mark.parametrize("told", [None, "undelivered"])

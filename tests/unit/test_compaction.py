@@ -9,6 +9,7 @@ import random
 from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from hypothesis import given, settings
@@ -18,6 +19,7 @@ from forge_ray.trajectories.call import Call
 from forge_ray.trajectories.call_log import CallLogReader, CallLogWriter, SessionState
 from forge_ray.trajectories.call_log.compactor import Compacted, Compactor
 from forge_ray.trajectories.call_log.segments import segments
+from forge_ray.trajectories.call_log.table import CONTENT_KEY, VERSION_KEY
 from tests.unit.log_events import delivery, ended, opened, read, whole, write
 
 
@@ -64,7 +66,6 @@ EVERYTHING = [
     ended("b", [8], event="cancelled", spans=None, stop_reason=151645, logprobs=[-0.1 - 1e-17]),
     delivery("b", event="undelivered", reply=None) | {"first_byte_s": None},
     opened("lost", "s", [1]),
-    {"event": "superseded", "call": "a", "by": "b", "t": 4.0},
     refused("s", 5.0),
     refused("s", 5.5, "field"),
     passed("u", "s", 6.0),
@@ -98,15 +99,26 @@ def test_the_columns_say_what_the_schema_says(tmp_path: Path) -> None:
     a, b, lost = rows(tmp_path)
     assert (a["new"], a["ids"], a["logprobs"], a["parent"], a["shared"]) == ([1, 2, 3], [4, 5], [-0.5, -0.5], None, 0)
     assert a["spans"] == [{"version": "0.1", "first": 0, "end": 1}, {"version": "0.2", "first": 1, "end": 2}]
-    assert (a["status"], a["delivered"], a["superseded_by"], json.loads(a["stop_reason"]), a["issued"]) == (
-        *("finished", True, "b", "Observation:"),
-        ["call_1"],
-    )
+    assert (a["status"], a["delivered"], json.loads(a["stop_reason"]), a["issued"]) == ("finished", True, "Observation:", ["call_1"])
     assert (b["parent"], b["shared"], b["new"], b["rerendered"], b["kind"], b["kind_seen"]) == ("a", 5, [7], [4, 6], "agent", "compaction")
     assert (b["logprobs"], b["spans"], b["delivered"], lost["status"], lost["ids"]) == ([-0.1 - 1e-17], None, False, None, None)
     assert sorted(row["event"] for row in rows(tmp_path, "event")) == [
         *("delivered", "refused", "refused", "session", "session", "upstream")
     ]
+
+
+def test_what_earlier_writers_said_of_retries_is_passed_over(tmp_path: Path) -> None:
+    said = {"event": "superseded", "call": "a", "by": "b", "t": 4.0}
+    write(tmp_path / "r0.jsonl", [*whole("a", "s"), said, closed("s")])
+    compactor(tmp_path).run()
+    (file,) = (tmp_path / "parquet").iterdir()
+    part, content = pq.read_table(file), pq.read_metadata(file).metadata
+    for column, value in (("superseded_by", "b"), ("superseded_t", 4.0)):
+        part = part.append_column(column, pa.array([value] * part.num_rows))
+    pq.write_table(part.replace_schema_metadata({key: content[key] for key in (VERSION_KEY, CONTENT_KEY)}), file)
+    write(tmp_path / "r1.jsonl", [said])
+    assert [call.trainable for call in contents(CallLogReader(tmp_path))["s"][0]] == [True]
+    assert compactor(tmp_path).run().removed == ["r1.jsonl"] and len(list((tmp_path / "parquet").iterdir())) == 1
 
 
 def test_what_is_not_over_stays(tmp_path: Path) -> None:
@@ -147,17 +159,17 @@ def test_what_is_logged_after_a_session_was_moved_is_moved_later(tmp_path: Path)
     write(tmp_path / "r0.jsonl", [*whole("a", "s"), opened("b", "s", [1]), closed("s")])
     same = compactor(tmp_path)
     assert same.run().calls == 2
-    late = [ended("b", [5]), delivery("b"), {"event": "superseded", "call": "a", "by": "b", "t": 7.0}, refused("s", 8.0)]
+    late = [ended("b", [5]), delivery("b"), {"event": "kind", "call": "a", "kind": "aux", "t": 7.0}, refused("s", 8.0)]
     write(tmp_path / "r1.jsonl", late)
     after = contents(CallLogReader(tmp_path))
     a, b = after["s"][0]
-    assert (a.superseded_by, b.ids, b.delivered, after["s"][1].refused) == ("b", [5], True, 1)
+    assert (a.kind, b.ids, b.delivered, after["s"][1].refused) == ("aux", [5], True, 1)
     for _ in range(2):
         same.run()
         compactor(tmp_path).run()
     assert list(tmp_path.glob("*.jsonl")) == [] and contents(CallLogReader(tmp_path)) == after
     assert sorted(row["call"] for row in rows(tmp_path)) == ["a", "b"]
-    assert sorted(row["event"] for row in rows(tmp_path, "event")) == ["delivered", "finished", "refused", "session", "superseded"]
+    assert sorted(row["event"] for row in rows(tmp_path, "event")) == ["delivered", "finished", "kind", "refused", "session"]
 
 
 def test_events_of_a_call_that_was_never_opened_hold_nothing_up(tmp_path: Path) -> None:

@@ -63,7 +63,7 @@ def test_every_key_of_the_config_is_documented() -> None:
 
 def test_the_recording_page_names_every_event() -> None:
     page = (ROOT / "docs" / "recording.md").read_text()
-    for event in ("session", "open", *call.END_EVENTS, "delivered", "undelivered", "superseded", "refused"):
+    for event in ("session", "open", *call.END_EVENTS, "delivered", "undelivered", "kind", "refused", "upstream"):
         assert f"`{event}`" in page
 
 

@@ -151,7 +151,6 @@ def _call(session: SessionEvents, events: CallEvents, prompts: dict[str, list[in
         error=end.get("error"),
         ended=end.get("t"),
         delivered=delivery["event"] == "delivered" if delivery else None,
-        superseded_by=(events.superseded or {}).get("by"),
         usage=delivery.get("usage"),
         reply=delivery.get("reply"),
         request_sha256=opened["request_sha256"],
@@ -171,27 +170,41 @@ def _judge(calls: Iterable[Call]) -> None:
     """Decide which replies the harness took, by what it sent afterwards.
 
     A reply that a later prompt goes on from did arrive, whatever was or could not be logged of its delivery. Of equal requests those count
-    whose replies were gone on from (sub-agents that were started alike), else the last one (a retry), also where no replica saw both.
+    whose replies were gone on from (sub-agents that were started alike), else the last one (a retry), whichever replicas saw them. Clients
+    resend a body unchanged when they believe a reply was lost, and there is no id to tell such a retry by; the path belongs to it, since
+    Gemini's dialect names the model there. Several calls behind one request (tools that the server runs) count together.
     """
-    calls = sorted(calls, key=lambda call: call.opened)
-    by_id = {call.id: call for call in calls}
-    ends = {call.id: len(call.prompt_ids) + len(call.ids) for call in calls if call.ids}
-    taken: set[str] = set()
-    equal: dict[tuple[str, str], list[Call]] = {}  # by path and body: Gemini's dialect names the model in the path
-    for call in calls:
-        before = by_id[call.parent] if call.parent is not None and call.shared == ends.get(call.parent) else None
-        if before is not None:
-            taken.add(before.id)
-        # Several calls behind one request (tools that the server runs) go on from one another.
-        if call.request_sha256 and (before is None or before.request_sha256 != call.request_sha256):
-            equal.setdefault((call.path, call.request_sha256), []).append(call)
-    for call in calls:
-        if call.id in taken:
-            call.superseded_by = None
-            if call.status in ("finished", "length"):
+    requests, parents = _requests(sorted(calls, key=lambda call: call.opened))
+    taken = {parents[first].id for first in requests if first in parents}
+    equal: dict[tuple[str, str], list[list[Call]]] = {}
+    for first, request in requests.items():
+        equal.setdefault((request[0].path, request[0].request_sha256 or first), []).append(request)
+        for call in request:
+            if call.id in taken and call.status in ("finished", "length"):
                 call.delivered = True
     for same in equal.values():
-        kept = [call for call in same if call.id in taken] or same[-1:]
-        for call, following in zip(same, [*same[1:], kept[-1]], strict=True):
-            if call not in kept:
-                call.superseded_by = following.id
+        counts = [any(call.id in taken for call in request) for request in same]
+        counts[-1] = counts[-1] or not any(counts)
+        last = max(number for number, counted in enumerate(counts) if counted)
+        for number, request in enumerate(same):
+            if not counts[number]:
+                by = same[number + 1 if number + 1 < len(same) else last]
+                for call in request:
+                    call.superseded_by = by[-1].id
+
+
+def _requests(calls: list[Call]) -> tuple[dict[str, list[Call]], dict[str, Call]]:
+    """The calls of each request, by the id of its first; and of each call the one whose prompt and reply its own prompt goes on from."""
+    ends = {call.id: (len(call.prompt_ids) + len(call.ids), call) for call in calls if call.ids}
+    parents = {call.id: ends[call.parent][1] for call in calls if call.parent in ends and call.shared == ends[call.parent][0]}
+    requests: dict[str, list[Call]] = {}
+    for call in calls:
+        first = call
+        while (before := parents.get(first.id)) is not None and _alike(before, call):
+            first = before
+        requests.setdefault(first.id, []).append(call)
+    return requests, parents
+
+
+def _alike(one: Call, other: Call) -> bool:
+    return bool(one.request_sha256) and (one.path, one.request_sha256) == (other.path, other.request_sha256)

@@ -228,7 +228,7 @@ def late(call: CallEvents) -> Iterator[dict[str, object]]:
     """The events of a call whose row was written before they happened."""
     if call.end is not None:
         yield {**call.end, "ids": call.ids.tolist(), "logprobs": call.logprobs.tolist(), "spans": call.spans}
-    for event in (call.delivery, call.kind, call.superseded):
+    for event in (call.delivery, call.kind):
         if event is not None:
             yield event
 

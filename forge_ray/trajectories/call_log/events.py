@@ -17,7 +17,9 @@ from forge_ray.trajectories.call import END_EVENTS
 
 Event = dict[str, Any]
 DELIVERIES = ("delivered", "undelivered")
-EVENTS = frozenset(("session", "refused", "upstream", "open", *END_EVENTS, *DELIVERIES, "kind", "superseded"))
+EVENTS = frozenset(("session", "refused", "upstream", "open", *END_EVENTS, *DELIVERIES, "kind"))
+FORMER = frozenset(("superseded",))
+"""Events of earlier writers, which are passed over: the requests themselves tell which of them were repeated (`assemble`)."""
 _TEXTS = ("session", "purpose", "replica", "dialect", "path", "kind", "conversation", "request_sha256", "version")
 
 
@@ -35,7 +37,6 @@ class CallEvents:
     logprobs: array[float] = field(default_factory=lambda: array("d"))
     spans: list[tuple[str, int, int]] | None = None
     delivery: Event | None = None
-    superseded: Event | None = None
     kind: Event | None = None
     """What corrects the open event's kind."""
 
@@ -77,13 +78,12 @@ class SessionEvents:
             # Of two reports the worse one counts: a reply is trained only if nobody doubts that it arrived.
             if events.delivery is None or (name == "undelivered" and events.delivery["event"] != name):
                 events.delivery = _without_nulls(event)
-        elif name in ("kind", "superseded"):
-            _text(event["kind" if name == "kind" else "by"])
+        elif name == "kind":
+            _text(event["kind"])
             events = self._call(event, file, line)
-            known: Event | None = getattr(events, name)
-            if known is None or float(event["t"]) > known["t"]:
-                setattr(events, name, _without_nulls(event))
-        else:
+            if events.kind is None or float(event["t"]) > events.kind["t"]:
+                events.kind = _without_nulls(event)
+        elif name not in FORMER:
             raise ValueError(f"unknown event {name!r}")
 
     def ended(self) -> list[CallEvents]:

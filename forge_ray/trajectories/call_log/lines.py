@@ -21,7 +21,7 @@ from typing import Any, NamedTuple
 
 from forge_ray.trajectories.call import END_EVENTS
 from forge_ray.trajectories.call_log.errors import CallLogError
-from forge_ray.trajectories.call_log.events import DELIVERIES, EVENTS
+from forge_ray.trajectories.call_log.events import DELIVERIES, EVENTS, FORMER
 from forge_ray.trajectories.call_log.problems import Problem
 from forge_ray.trajectories.call_log.segments import Segment, segments
 
@@ -171,6 +171,8 @@ class Lines:
                 sessions = [whose] if whose is not None else self._under_way(at.segment.replica)
                 self.quarantine(sessions, at.segment.path, at.number, "no event of a call log")
                 return
+        if event in FORMER:
+            return
         if event not in EVENTS or not isinstance(session if call is None else call, str):
             sessions = [session] if isinstance(session, str) else self._under_way(at.segment.replica)
             self.quarantine(sessions, at.segment.path, at.number, f"no event of a call log ({event!r} of call {call!r})")

@@ -33,7 +33,6 @@ Columns of a call's row (`row` = "call"). Null: there was no such event, or the 
     usage               string               JSON
     issued              list<string>         ids that the reply gave to its tool calls and items
     kind_seen kind_seen_t                    string, float64    the event that corrects the kind
-    superseded_by superseded_t               string, float64
     extra               string               JSON {event: {field: value}}: what fits no column (fields of newer writers)
     json                string               event rows: the event as it was
 
@@ -105,7 +104,6 @@ _FIELDS: dict[str, dict[str, tuple[str, pa.DataType]]] = {
         "issued": ("issued", pa.list_(_S)),
     },
     "kind": {"kind": ("kind_seen", _S), "t": ("kind_seen_t", _F)},
-    "superseded": {"by": ("superseded_by", _S), "t": ("superseded_t", _F)},
 }
 _JSON = {"open": {"sampling": "sampling"}, "end": {"stop_reason": "stop_reason"}, "delivery": {"usage": "usage"}}
 _SPANS = pa.list_(pa.struct([pa.field("version", _S), pa.field("first", _I), pa.field("end", _I)]))
@@ -147,7 +145,6 @@ def call_row(session: str, events: CallEvents) -> dict[str, Any]:
         "end": events.end,
         "delivery": events.delivery,
         "kind": events.kind,
-        "superseded": events.superseded,
     }
     for name, event in found.items():
         for field, value in (event or {}).items():
@@ -188,7 +185,6 @@ def events(row: dict[str, Any]) -> Iterator[Event]:
         "end": row["status"],
         "delivery": None if row["delivered"] is None else ("delivered" if row["delivered"] else "undelivered"),
         "kind": "kind" if row["kind_seen"] is not None else None,
-        "superseded": "superseded" if row["superseded_by"] is not None else None,
     }
     for name, event in present.items():
         if event is None:

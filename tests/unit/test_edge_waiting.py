@@ -18,10 +18,10 @@ import pytest
 from forge_ray.config import Limits
 from forge_ray.serve_proxy.admission import Admission
 from tests.unit.edge_app import Rig
-from tests.unit.test_edge import BODIES, CHAT, MESSAGES, RESPONSES, ask, post
+from tests.unit.test_edge import BODIES, CHAT, COMPLETIONS, MESSAGES, RESPONSES, ask, post
 from tests.unit.test_edge_wire import WAIT_S, serve, until
 
-PATHS = (CHAT, MESSAGES, RESPONSES)
+PATHS = (CHAT, COMPLETIONS, MESSAGES, RESPONSES)
 
 
 def told(answer: httpx.Response, path: str) -> str:
@@ -88,7 +88,7 @@ async def over_the_wire(rig: Rig) -> AsyncIterator[tuple[httpx.AsyncClient, str]
     rig.log.close()
 
 
-KEEP_ALIVE = {CHAT: b": keep-alive\n\n", RESPONSES: b": keep-alive\n\n", MESSAGES: b'event: ping\ndata: {"type": "ping"}\n\n'}
+KEEP_ALIVE = dict.fromkeys(PATHS, b": keep-alive\n\n") | {MESSAGES: b'event: ping\ndata: {"type": "ping"}\n\n'}
 
 
 @pytest.mark.parametrize("path", PATHS)
@@ -146,11 +146,11 @@ async def test_an_error_after_the_headers_is_the_streams_last_event(tmp_path: Pa
             assert event["type"] == "response.failed" and event["response"]["status"] == "failed"
             error = event["response"]["error"]
         else:
-            assert path == CHAT or (event["type"] == "error" and "event: error\n" in answer.text)
+            assert path != MESSAGES or (event["type"] == "error" and "event: error\n" in answer.text)
             error = event["error"]
         assert "retry-after: 5" in error["message"]
-        kinds = {CHAT: error.get("type"), MESSAGES: error.get("type"), RESPONSES: error.get("code")}
-        assert kinds[path] == {CHAT: "server_error", MESSAGES: "overloaded_error", RESPONSES: "server_is_overloaded"}[path]
+        kind = error.get("code" if path == RESPONSES else "type")
+        assert kind == {MESSAGES: "overloaded_error", RESPONSES: "server_is_overloaded"}.get(path, "server_error")
         assert [event["reason"] for event in rig.events("refused")] == ["paused"]
 
 

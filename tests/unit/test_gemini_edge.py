@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -9,12 +11,17 @@ from typing import Any
 import httpx
 import pytest
 
+from forge_ray.config import Limits
+from forge_ray.serve_proxy.admission import Admission
 from forge_ray.serve_proxy.dialects.base import Overflow, Refusal
 from forge_ray.serve_proxy.dialects.gemini import Gemini
 from tests.unit.edge_app import WINDOW, Rig
+from tests.unit.test_edge_wire import WAIT_S, serve, until
 
 PATH = "/v1beta/models/policy:generateContent"
 HI: dict[str, Any] = {"contents": [{"parts": [{"text": "hi"}]}]}
+EVENTS = "streamGenerateContent?alt=sse"
+METHODS = pytest.mark.parametrize("method", ["generateContent", EVENTS, "streamGenerateContent"])
 
 
 @pytest.fixture
@@ -93,3 +100,62 @@ def test_an_overflow_has_the_words_that_clients_know() -> None:
         Gemini().overflow(Overflow(WINDOW, 99)).message == "The input token count (99) exceeds the maximum number of tokens allowed (64)."
     )
     assert "exceeds the maximum number of tokens" in Gemini().overflow(Overflow(WINDOW)).message
+
+
+def below(rig: Rig, method: str) -> str:
+    return f"/s/{rig.token('g')}/v1beta/models/policy:{method}"
+
+
+def come_again(error: dict[str, Any], status: str) -> str:
+    """The seconds that a refusal for now names, in its text as in its details."""
+    (seconds,) = [detail["retryDelay"].removesuffix("s") for detail in error["details"] if detail["@type"].endswith("RetryInfo")]
+    assert error["status"] == status and f"retry-after: {seconds}" in error["message"]
+    return seconds
+
+
+@METHODS
+async def test_who_is_turned_away_is_told_when_to_come_again(tmp_path: Path, method: str) -> None:
+    rig = Rig(tmp_path, admission=Admission(1, 0))
+    rig.admission.pause()
+    waiting = asyncio.create_task(post(rig, below(rig, method)))
+    await until(lambda: rig.admission.waiting == 1)
+    busy = await post(rig, below(rig, method))
+    assert busy.status_code == 429 and come_again(busy.json()["error"], "RESOURCE_EXHAUSTED") == busy.headers["retry-after"]
+    rig.admission.resume()
+    assert (await waiting).status_code == 200 and await rig.edge.drained("g", WAIT_S)
+    assert [event["reason"] for event in rig.events("refused")] == ["busy"] and rig.read().session("g")[0].trainable
+    rig.log.close()
+
+
+@METHODS
+async def test_an_update_that_takes_too_long(tmp_path: Path, method: str) -> None:
+    """503; where the stream has spoken to stay alive, its last event. An array of responses has no such words, so it keeps silent."""
+    rig = Rig(tmp_path, admission=Admission(4, 4, 1.0), keepalive_s=0.1)
+    async with serve(rig.edge) as url, httpx.AsyncClient(timeout=WAIT_S) as http:
+        rig.admission.pause()
+        answer = await http.post(url + below(rig, method), json=HI)
+        if method == EVENTS:
+            assert answer.status_code == 200 and answer.text.startswith(": keep-alive\n\n")
+            error = json.loads(answer.text.rstrip().rpartition("data: ")[2])["error"]
+        else:
+            assert answer.status_code == 503
+            error = answer.json()["error"]
+        assert (error["code"], come_again(error, "UNAVAILABLE")) == (503, "5")
+        assert await rig.edge.drained("g", WAIT_S)
+        assert [event["reason"] for event in rig.events("refused")] == ["paused"] and not rig.events("open")
+    rig.log.close()
+
+
+@METHODS
+@pytest.mark.parametrize(("limit", "calls"), [("calls", 1), ("context", 0)])
+async def test_a_limit_of_the_session_has_the_words_of_an_overflow(tmp_path: Path, method: str, limit: str, calls: int) -> None:
+    rig = Rig(tmp_path, Limits(calls=1) if calls else Limits(context_tokens=3))
+    for _ in range(calls):
+        assert (await post(rig, below(rig, method))).status_code == 200
+    answer = await post(rig, below(rig, method))
+    error = answer.json()["error"]
+    assert (answer.status_code, error["status"]) == (400, "INVALID_ARGUMENT")
+    assert "exceeds the maximum number of tokens" in error["message"] and "the session's limit of" in error["message"]
+    state = rig.read().state("g")
+    assert (state.limit, state.calls, state.refused_for) == (limit, calls, {"limit": 1})
+    rig.log.close()

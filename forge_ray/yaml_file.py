@@ -48,8 +48,12 @@ def read(path: str | os.PathLike[str]) -> tuple[yaml.Node | None, dict[str, Any]
         text = file.read_text(encoding="utf-8")
     except FileNotFoundError:
         raise UserError("no such file", where=str(path), fix="give the path of a run.yaml") from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"cannot be read ({error})", where=str(path)) from None
+    except IsADirectoryError:
+        raise UserError("is a directory", where=str(path), fix="give the path of a run.yaml") from None
+    except OSError as error:
+        raise UserError(f"cannot be read ({error.strerror})", where=str(path), fix="give a file that you may read") from None
+    except UnicodeDecodeError as error:
+        raise UserError(f"is not UTF-8 ({error.reason} at byte {error.start})", where=str(path), fix="save it as UTF-8") from None
     except ValueError as error:
         raise UserError(f"is no file name ({error})", where=repr(str(path))) from None
     try:

@@ -6,7 +6,7 @@ from typing import Annotated, Any, Literal
 
 from pydantic import Field
 
-from forge_ray.config.values import NonNegative, Positive, Section, Share, Source, Variable
+from forge_ray.config.values import NonNegative, Positive, Section, Share, Source, Variable, matching
 
 
 class Sampling(Section):
@@ -43,7 +43,7 @@ class Policy(Section):
     script: str | None = None
     """A script of answers served in place of the model's (JSON, see `forge_ray.serve_proxy.scripted_engine`): tests a harness
     adapter without a trained model."""
-    served_name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._:-]{0,127}$")] = "policy"
+    served_name: Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9._:-]{0,127}", "letters, digits and . _ : -, at most 128")] = "policy"
     """Model name given to harnesses; other names are served too."""
     engine: dict[str, Any] = {}
     """Any vLLM engine argument (`max_model_len: 2048`, …). `dtype` is `train.precision` where it is not given, so that the engine samples

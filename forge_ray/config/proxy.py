@@ -6,7 +6,7 @@ from typing import Annotated, Literal
 
 from pydantic import Field
 
-from forge_ray.config.values import Count, NonNegative, Positive, Section
+from forge_ray.config.values import Count, NonNegative, Positive, Section, matching
 
 
 class Limits(Section):
@@ -23,11 +23,11 @@ class Limits(Section):
 class Upstream(Section):
     """Another model behind the proxy (a judge, a teacher): requests for its name go there, and are recorded as text."""
 
-    url: Annotated[str, Field(pattern=r"^https?://[^/\s?#]+(/[^\s?#]*)?$")]
+    url: Annotated[str, matching(r"https?://[^/\s?#]+(/[^\s?#]*)?", "http://HOST:PORT/v1 or https://HOST/v1")]
     """Base URL of an OpenAI-compatible API, with its `/v1` where it has one."""
     model: str | None = None
     """Model name there; nothing: the one that the harness asked for."""
-    key_env: Annotated[str, Field(pattern=r"^[A-Za-z_][A-Za-z0-9_]*$")] | None = None
+    key_env: Annotated[str, matching(r"[A-Za-z_][A-Za-z0-9_]*", "the name of an environment variable, not the key")] | None = None
     """Environment variable that holds the API key, where the run is started. The key itself is written nowhere."""
     headers: dict[str, str] = {}
     """Further headers of each request. They are in `config.yaml`: no secrets."""

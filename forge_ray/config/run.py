@@ -13,7 +13,7 @@ from forge_ray.config.proxy import Proxy
 from forge_ray.config.rollouts import Harness, Rollouts, Sandbox, Tasks
 from forge_ray.config.store import Store
 from forge_ray.config.train import Train
-from forge_ray.config.values import Count, Section
+from forge_ray.config.values import Count, Section, matching
 
 
 class Eval(Section):
@@ -46,7 +46,7 @@ class Ray(Section):
 class Config(Section):
     """A whole run."""
 
-    name: Annotated[str, Field(pattern=r"^[A-Za-z0-9][A-Za-z0-9._-]{0,63}$")]
+    name: Annotated[str, matching(r"[A-Za-z0-9][A-Za-z0-9._-]{0,63}", "letters, digits and . _ -, at most 64")]
     """Name of the run and of its directory."""
     runs: str = "~/forge-ray-runs"
     """Parent of the run directories; `~` and `$VARIABLES` are expanded. On a cluster: a shared volume."""

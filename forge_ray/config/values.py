@@ -8,7 +8,7 @@ from pathlib import Path
 from types import UnionType
 from typing import Annotated, Any, Union, get_args, get_origin
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 
 def _number(value: Any) -> Any:
@@ -25,7 +25,20 @@ Share = Annotated[float, BeforeValidator(_number), Field(gt=0, le=1)]
 Proportion = Annotated[float, BeforeValidator(_number), Field(ge=0, le=1)]
 Beta = Annotated[float, BeforeValidator(_number), Field(ge=0, lt=1)]
 Count = Annotated[int, Field(ge=1)]
-Variable = Annotated[str, Field(pattern=r"^[^=]+$")]
+
+
+def matching(pattern: str, meant: str) -> AfterValidator:
+    """Refuses text that does not match `pattern` as a whole. The message has `meant`, words in its place: "write …"."""
+
+    def check(value: str) -> str:
+        if re.fullmatch(pattern, value) is None:
+            raise ValueError(f"{value!r} is refused; write {meant}")
+        return value
+
+    return AfterValidator(check)
+
+
+Variable = Annotated[str, matching(r"[^=]+", "the name of an environment variable, without =")]
 """Name of an environment variable."""
 
 

@@ -205,6 +205,8 @@ def load_tasks(directory: str | os.PathLike[str]) -> list[Task]:
     Raises one `UserError` that names all broken ones.
     """
     root = Path(directory)
+    if (root / "task.toml").is_file():
+        raise UserError("is itself a task", where=str(root), fix="name the folder that it lies in")
     try:
         folders = sorted(path for path in root.iterdir() if path.is_dir() and not path.name.startswith("."))
     except OSError as error:

@@ -91,9 +91,11 @@ def test_overrides_reach_sections_lists_free_mappings_and_plain_sources(file: Pa
         ("policy.sampling.top_k=-1", ["policy.sampling.top_k"]),
         ("policy.sampling.temperature=0.001", ["policy.sampling.temperature"]),
         ("policy.eval_sampling.top_p=2", ["policy.eval_sampling.top_p"]),
-        ("policy.served_name=a b", ["policy.served_name"]),
+        ("policy.served_name=a b", ["policy.served_name", "'a b' is refused; write letters"]),
         ("policy.served_name=''", ["policy.served_name"]),
-        ("policy.environment={'A=B': x}", ["policy.environment"]),
+        ("policy.environment={'A=B': x}", ["policy.environment", "'A=B'", "without ="]),
+        ("proxy.upstreams={judge: {url: 'host:80'}}", ["proxy.upstreams.judge.url: 'host:80' is refused; write http://HOST:PORT/v1"]),
+        ("proxy.upstreams={judge: {url: 'http://h', key_env: sk-1}}", ["key_env", "not the key"]),
         ("sandbox.memory_mb=99999999999999999999", ["sandbox.memory_mb"]),
         ("ray.object_store_mb=1", ["ray.object_store_mb"]),
         ("seed=-1", ["seed"]),
@@ -106,7 +108,7 @@ def test_overrides_reach_sections_lists_free_mappings_and_plain_sources(file: Pa
         ("harnesses.5.name=x", ["harnesses.5.name", "index"]),
         ("train.steps.more=1", ["train.steps.more"]),
         ("nonsense", ["nonsense", "key.sub=value"]),
-        ("name=../up", ["name"]),
+        ("name=../up", ["name: '../up' is refused; write letters"]),
         ("train.group_size=1", ["group_size"]),
     ],
 )
@@ -123,6 +125,9 @@ def test_a_missing_file_a_bad_indent_and_a_list_are_one_line(tmp_path: Path) -> 
     assert f"{bad}:2" in message(bad)
     bad.write_text("- 1\n- 2\n")
     assert "mapping" in message(bad)
+    bad.write_bytes(b"name: \xff\n")
+    assert "is not UTF-8 (invalid start byte at byte 6); save it" in message(bad)
+    assert message(tmp_path) == f"{tmp_path}: is a directory; give the path of a run.yaml"
 
 
 @pytest.mark.parametrize(

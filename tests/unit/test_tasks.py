@@ -185,6 +185,8 @@ def test_a_folder_of_tasks_is_sorted_and_names_every_broken_one(tmp_path: Path) 
         load_tasks(tmp_path / ".git")
     with pytest.raises(UserError, match="cannot be read"):
         load_tasks(tmp_path / "nowhere")
+    with pytest.raises(UserError, match="b: is itself a task; name the folder that it lies in"):
+        load_tasks(tmp_path / "b")
 
 
 def test_two_tasks_of_one_name_are_refused(tmp_path: Path) -> None:

@@ -11,6 +11,7 @@ import importlib
 import signal
 import sys
 from collections.abc import Sequence
+from typing import Any, NoReturn
 
 from forge_ray import __version__
 from forge_ray.cli import rollouts
@@ -30,11 +31,19 @@ COMMANDS = {
 }
 
 
-def parser() -> argparse.ArgumentParser:
+class Parser(argparse.ArgumentParser):
+    """Says what is wrong in one line. Options have their whole names: `arguments` has to know which of them take a value."""
+
+    def __init__(self, **given: Any) -> None:
+        super().__init__(**given, allow_abbrev=False)
+
+    def error(self, message: str) -> NoReturn:
+        raise UserError(message, where="command line", fix=f"see {self.prog} --help")
+
+
+def parser() -> Parser:
     """The whole command line."""
-    top = argparse.ArgumentParser(
-        prog="forge-ray", description="Train agents by reinforcement learning inside the real programs they are deployed in."
-    )
+    top = Parser(prog="forge-ray", description="Train agents by reinforcement learning inside the real programs they are deployed in.")
     top.add_argument("--version", action="version", version=f"forge-ray {__version__}")
     commands = top.add_subparsers(dest="command", metavar="command", required=True)
     made = {name: commands.add_parser(name, help=text, description=text[0].upper() + text[1:] + ".") for name, text in COMMANDS.items()}

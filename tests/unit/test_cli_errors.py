@@ -49,6 +49,10 @@ def config(tmp_path: Path) -> Path:
     (model / "tokenizer_config.json").write_text('{"chat_template": "x"}')
     (tmp_path / "makers.py").write_text("def other(out, seed):\n    raise SystemExit\n")
     (tmp_path / "broken.py").write_text("def make(:\n")
+    (tmp_path / "own.py").write_text(
+        "from forge_ray.harnesses.harness import Harness\n\nclass Own(Harness):\n    def configure(self, launch): ...\n\n"
+        "    def check(self):\n        raise OSError('no luck')\n"
+    )
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "config.json").write_text("{}")
     make_task(tmp_path / "tasks" / "one")
@@ -104,6 +108,7 @@ def test_the_config_of_these_tests_is_good(config: Path, tmp_path: Path) -> None
         ("tasks.train=model", ("tasks.train", "model")),
         ("harnesses.0.name=no_such", ("no_such",)),
         ("harnesses.0.options.ouput_chars=3", ("ouput_chars",)),
+        ("harnesses.0.name=own.py:Own", ("own.py:Own", "it cannot be checked (OSError: no luck)")),
     ],
 )
 def test_a_wrong_value(command: str, override: str, expected: tuple[str, ...], config: Path, tmp_path: Path) -> None:
@@ -129,6 +134,19 @@ def test_no_config_file(tmp_path: Path) -> None:
     refused(forge_ray("train", "bad.yaml", cwd=tmp_path), "bad.yaml:2", "not valid YAML")
 
 
+@pytest.mark.parametrize(
+    ("words", "expected"),
+    [
+        ([], "command line: the following arguments are required: command; see forge-ray --help"),
+        (["trian", "run.yaml"], "'trian' (choose from"),
+        (["eval", "run.yaml", "--k", "four"], "argument --k: invalid int value: 'four'; see forge-ray eval --help"),
+        (["train", "--resum", "run"], "--resum"),
+    ],
+)
+def test_a_wrong_word_on_the_command_line(words: list[str], expected: str, tmp_path: Path) -> None:
+    refused(forge_ray(*words, cwd=tmp_path), expected)
+
+
 def test_an_unknown_task_is_refused_before_ray_starts_and_leaves_no_run(config: Path, tmp_path: Path) -> None:
     done = forge_ray("rollout", str(config), "--task", "nowhere", cwd=tmp_path)
     refused(done, "no task 'nowhere'", "such as one")
@@ -141,7 +159,8 @@ def test_a_function_that_fails_leaves_its_output_and_the_name(config: Path, tmp_
     (tmp_path / "makers.py").write_text("def make(out, seed):\n    print('it begins')\n    raise RuntimeError('no luck')\n")
     for _ in range(2):
         done = forge_ray("train", str(config), "tasks.train=makers.py:make", cwd=tmp_path)
-        assert done.returncode == 1 and "makers.py:make failed (RuntimeError: no luck)" in done.stderr and "Ray" not in done.stdout
+        refused(done, "tasks.train: makers.py:make failed (RuntimeError: no luck); its output is in ", "inputs/tasks-train.log")
+        assert "Ray" not in done.stdout
     run = tmp_path / "runs" / "bad"
     assert [file.relative_to(run).as_posix() for file in run.rglob("*") if file.is_file()] == ["inputs/tasks-train.log"]
 

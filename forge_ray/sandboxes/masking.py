@@ -55,7 +55,10 @@ def _private(_changed: tuple[int, ...]) -> list[tuple[str, bool]]:
         for entry in entries:
             if entry.is_symlink():
                 continue
-            mode = entry.stat(follow_symlinks=False).st_mode
+            try:
+                mode = entry.stat(follow_symlinks=False).st_mode
+            except FileNotFoundError:  # a file that another program had there for a moment
+                continue
             if stat.S_ISDIR(mode):
                 if mode & stat.S_IXOTH:
                     pending.append(entry.path)

@@ -14,8 +14,10 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import fcntl
 import os
 import re
+import secrets
 import shutil
 import signal
 import stat
@@ -77,7 +79,7 @@ class ProcessBackend:
             if os.path.lexists(directory):
                 if not owner.abandoned(directory):
                     raise SandboxError(f"{directory} is in use")
-                _clear(directory)
+                _clear_abandoned(directory)
             self._make(directory)
             try:
                 owner.sign(directory, self.run, rollout)
@@ -114,7 +116,7 @@ class ProcessBackend:
         return [Leftover(self.run, directory.name, directory) for directory in directories if owner.abandoned(directory)]
 
     async def destroy_leftover(self, leftover: Leftover) -> None:
-        await asyncio.to_thread(_clear, leftover.directory)
+        await asyncio.to_thread(_clear_abandoned, leftover.directory)
 
 
 async def _unmake(making: asyncio.Future[ProcessSandbox]) -> None:
@@ -158,9 +160,36 @@ def _private(parent: Path) -> Path:
 
 def _clear(directory: Path) -> None:
     """Kill what lives in a sandbox directory and remove it."""
+    _kill_in(directory)
+    _remove(directory)
+
+
+def _clear_abandoned(directory: Path) -> None:
+    """`_clear` for a sandbox whose owner is gone. Several pools may find the same one, and a new one may be made in its place meanwhile:
+    the first takes it away under another name, and the others leave what they find alone."""
+    try:
+        parent = os.open(directory.parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except FileNotFoundError:
+        return
+    try:
+        with contextlib.suppress(OSError):  # a file system without locks
+            fcntl.flock(parent, fcntl.LOCK_EX)
+        if not owner.abandoned(directory):
+            return
+        _kill_in(directory)
+        taken = directory.with_name(f"{directory.name}.{secrets.token_hex(4)}")
+        try:
+            os.rename(directory, taken)
+        except OSError as error:
+            raise SandboxError(f"{directory} cannot be removed: {error.strerror}") from error
+    finally:
+        os.close(parent)
+    _remove(taken)
+
+
+def _kill_in(directory: Path) -> None:
     if survivors := processes.kill_marked(directory):
         raise SandboxError(f"processes {survivors} of {directory} survive SIGKILL")
-    _remove(directory)
 
 
 class ProcessSandbox:

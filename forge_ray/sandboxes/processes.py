@@ -33,6 +33,14 @@ def start_time(pid: int) -> int | None:
         return None
 
 
+def state(pid: int) -> str | None:
+    """The kernel's letter for what `pid` does (R, S, D, T: held still, Z: ended and not waited for); None when there is no such process."""
+    try:
+        return _stat(pid)[0].decode()
+    except (OSError, IndexError):
+        return None
+
+
 def _stat(pid: int) -> list[bytes]:
     """Fields of /proc/<pid>/stat from the third on (the second may hold spaces and brackets)."""
     with open(f"/proc/{pid}/stat", "rb", buffering=0) as file:

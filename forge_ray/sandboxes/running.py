@@ -126,9 +126,7 @@ class Running:
     async def _kill(self) -> None:
         """Kill the whole family and wait until it is gone."""
         if self._isolation == "bubblewrap":
-            # Its init first: the kernel then ends every process of that table before bubblewrap sees the end of it.
-            init = processes.only_child(self._process.pid)
-            self._send(init if init else self._process.pid, signal.SIGKILL)
+            await self._kill_table()
         else:
             self._send(self._process.pid, signal.SIGTERM)
             self._send(self._process.pid, signal.SIGCONT)
@@ -138,6 +136,26 @@ class Running:
             await asyncio.wait([self._ended], timeout=_GRACE_S)
         if not self._ended.done():
             raise SandboxError(f"process {self._process.pid} of {self._directory} survives SIGKILL")
+
+    async def _kill_table(self) -> None:
+        """Kill the init of bubblewrap's process table, with which the kernel ends every process of that table, and then bubblewrap.
+
+        Bubblewrap is held still meanwhile: if it was killed just after it has made its init, and before that depends on it, the init would
+        be left behind for ever.
+        """
+        self._send(self._process.pid, signal.SIGSTOP)
+        await self._until(self._process.pid, "TtZX")
+        if (init := processes.only_child(self._process.pid)) is not None:
+            self._send(init, signal.SIGKILL)
+            await self._until(init, "ZX")
+        self._send(self._process.pid, signal.SIGKILL)
+
+    @staticmethod
+    async def _until(pid: int, states: str) -> None:
+        """Wait until `pid` is in one of `states`, or gone; no longer than the dead may take."""
+        end = time.monotonic() + _GRACE_S
+        while (state := processes.state(pid)) is not None and state not in states and time.monotonic() < end:
+            await asyncio.sleep(0.001)
 
     async def _sweep(self) -> None:
         if survivors := await asyncio.to_thread(processes.kill_marked, self._directory):

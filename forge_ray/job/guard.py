@@ -75,9 +75,14 @@ def _belongs(process: str, mark: bytes, session: str) -> bool:
         with open(f"{process}/environ", "rb") as file:
             if mark in file.read().split(b"\0"):
                 return True
-        return any(os.readlink(entry.path).startswith(session) for entry in os.scandir(f"{process}/fd"))
+        files = os.listdir(f"{process}/fd")
     except OSError:  # gone, or somebody else's
         return False
+    for file in files:
+        with contextlib.suppress(OSError):  # closed meanwhile
+            if os.readlink(f"{process}/fd/{file}").startswith(session):
+                return True
+    return False
 
 
 def _left(mark: bytes, session: str) -> list[int]:
@@ -98,8 +103,11 @@ def _wait(pid: int) -> None:
 def main() -> None:
     driver, mark, session = int(sys.argv[1]), f"{NAME}={sys.argv[2]}".encode(), sys.argv[3].rstrip("/") + "/"
     _wait(driver)
-    gone = time.monotonic()
-    while (found := _left(mark, session)) and time.monotonic() - gone < GIVE_UP_S:
+    gone, none = time.monotonic(), 0
+    # None in two looks: one misses a process that just becomes another program, and the child of one that ends while it is listed.
+    while none < 2 and time.monotonic() - gone < GIVE_UP_S:
+        found = _left(mark, session)
+        none = 0 if found else none + 1
         if time.monotonic() - gone > GRACE_S:
             for pid in found:
                 try:

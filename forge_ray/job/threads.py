@@ -20,6 +20,8 @@ from forge_ray.train_loop.trainer import THREAD as TRAINER
 P = ParamSpec("P")
 T = TypeVar("T")
 NAME = "forge-ray Ray call"
+ENDED = "forge-ray Ray call, ended"
+"""Name of the thread once its function has returned: it may be there for a moment longer than the future waits."""
 
 
 def call(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio.Future[T]:
@@ -31,8 +33,10 @@ def call(function: Callable[P, T], *args: P.args, **kwargs: P.kwargs) -> asyncio
         try:
             result = function(*args, **kwargs)
         except BaseException as error:
+            threading.current_thread().name = ENDED
             future.set_exception(error)
         else:
+            threading.current_thread().name = ENDED
             future.set_result(result)
 
     threading.Thread(target=work, name=NAME, daemon=True).start()

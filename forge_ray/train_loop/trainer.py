@@ -19,6 +19,8 @@ from forge_ray.train_loop.exchange import Exchange
 
 THREAD = "forge-ray trainer"
 """Name of the thread."""
+ENDED = "forge-ray trainer, ended"
+"""Its name once `fit` has returned."""
 
 
 class TrainingFailed(ForgeRayError):
@@ -48,8 +50,10 @@ class TrainerThread:
         try:
             _fit(*given)
         except BaseException as error:
+            threading.current_thread().name = ENDED
             self._future.set_exception(error)
         else:
+            threading.current_thread().name = ENDED
             self._future.set_result(None)
 
     def done(self) -> bool:

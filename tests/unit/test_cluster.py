@@ -1,7 +1,9 @@
-"""Starting a local Ray on a machine that is too busy for it at first."""
+"""Starting a local Ray on a machine that is too busy for it at first, and finding what it has left."""
 
 from __future__ import annotations
 
+import os
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -9,7 +11,7 @@ import pytest
 import ray
 
 from forge_ray.config import Config
-from forge_ray.job import cluster
+from forge_ray.job import cluster, guard
 
 CONFIG = Config.model_validate(
     {"name": "x", "policy": {"model": "m"}, "harnesses": [{"name": "react"}], "tasks": {"train": "t", "heldout": "h"}}
@@ -47,3 +49,20 @@ def test_it_is_not_tried_for_ever_and_not_for_other_errors(monkeypatch: pytest.M
     with pytest.raises(ValueError, match="object store"):
         cluster._start(CONFIG, {})
     assert calls == ["init"]
+
+
+def test_a_process_that_closes_files_while_it_is_looked_at_belongs_to_the_session_all_the_same(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    readlink, looks = os.readlink, []
+
+    def closing(path: str) -> str:
+        looks.append(path)
+        if len(looks) == 1:
+            raise FileNotFoundError(path)
+        return readlink(path)
+
+    monkeypatch.setattr(os, "readlink", closing)
+    with (tmp_path / "log").open("w"):
+        assert guard._belongs(f"/proc/{os.getpid()}", b"NO=mark", f"{tmp_path}/")
+    assert not guard._belongs(f"/proc/{os.getpid()}", b"NO=mark", f"{tmp_path}/")

@@ -6,10 +6,15 @@ import re
 import signal
 import subprocess
 import sys
+import threading
 import time
+from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
 import pytest
+
+from forge_ray.job import threads
 
 PROGRAM = """
 import asyncio, sys, time
@@ -86,6 +91,21 @@ def test_sigterm_ends_a_run_as_ctrl_c_does(tmp_path: Path) -> None:
     process.terminate()
     out, err = process.communicate()
     assert process.returncode == 130 and err == "forge-ray: interrupted\n" and "stopped what ran" in out
+
+
+async def test_a_thread_whose_answer_is_there_is_in_ray_no_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Ray is not shut down while one is, and the thread ends a moment later than its answer comes."""
+    answer, go_on = Future.set_result, threading.Event()
+
+    def and_stay(future: Future[Any], result: Any) -> None:
+        answer(future, result)
+        if threading.current_thread() is not threading.main_thread():
+            assert go_on.wait(60)
+
+    monkeypatch.setattr(Future, "set_result", and_stay)
+    asked = threads.call(lambda: threads.busy())
+    assert await asked and not threads.busy()
+    go_on.set()
 
 
 BUSY = """

@@ -147,6 +147,7 @@ class Recovery:
         return others, self._reader.parts(session)
 
     def _look_for_the_dead(self, session: str) -> _Found | None:
+        live = writing(segments(self._directory))  # first: what a dead replica has written is there by now
         self._catch_up()
         if session in self._closed or self._index.gone(session):  # closed once more: everything of it, out of all files
             everything = CallLogReader(self._directory)
@@ -154,7 +155,6 @@ class Recovery:
             return self._read(everything, session) if everything.knows(session) else None
         if not any(self._much(session)):
             return None
-        live = writing(segments(self._directory))
         replicas = self._reader.replicas(session).keys() - {self._index.replica}
         if replicas and all(live.get(replica, False) for replica in replicas):
             return None  # each reports its own calls

@@ -104,3 +104,17 @@ def test_damage_is_named_by_the_driver_and_by_check(tmp_path: Path, caplog: pyte
         (_, of_s), (_, of_t) = recordings.with_calls([make_record("s", 1.0), make_record("t", 1.0)])
     assert [call.trainable for call in (*of_s, *of_t)] == [False, True]
     assert caplog.text.count("r0.jsonl:4") == 1
+
+
+async def test_an_event_that_came_after_the_refresh_is_no_torn_one(tmp_path: Path) -> None:
+    """As when a replica ends just then: nobody writes the file any more, and not all of it has been read."""
+    log = CallLogWriter(tmp_path / "r0.jsonl")
+    await log.append(whole("a", "s")[0])
+    reader = CallLogReader(tmp_path)
+    reader.refresh()
+    await log.append(closed("s"))
+    log.close()
+    assert reader.torn() == []
+    with log.path.open("a") as file:
+        file.write('{"eve')
+    assert [tail.bytes for tail in reader.torn()] == [5]

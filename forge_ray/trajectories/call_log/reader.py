@@ -116,16 +116,20 @@ class CallLogReader:
         return self._lines.quarantined.get(session)
 
     def torn(self) -> list[TornTail]:
-        """Torn tails of the segments that nobody writes any more, as of the last refresh, and of those that were compacted."""
+        """Torn tails of the segments of the last refresh that nobody writes any more, and of those that were compacted."""
         found = {tail.file: tail for part in self._parts.known.values() for tail in part.torn}
         for segment in self._lines.present:
+            offset = self._lines.read.get(segment, (0, 0))[0]
             try:
-                size = segment.path.stat().st_size
+                if segment.path.stat().st_size == offset or claimed(segment.path):
+                    continue
+                with segment.path.open("rb") as file:  # which may have got whole lines, and its end, since that refresh
+                    file.seek(offset)
+                    size = len(file.read().rpartition(b"\n")[2])
             except FileNotFoundError:
                 continue
-            offset = self._lines.read.get(segment, (0, 0))[0]
-            if size > offset and not claimed(segment.path):
-                found[segment.path] = TornTail(segment.path, size - offset)
+            if size:
+                found[segment.path] = TornTail(segment.path, size)
         return list(found.values())
 
     def verify(self) -> list[Problem]:

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+import time
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -19,6 +20,8 @@ IGNORED = ("__pycache__/", "*.pyc", ".DS_Store", "*.swp", "*.swo", "*~")
 
 _known: dict[tuple[str, str], tuple[tuple[tuple[str, int, int], ...], str]] = {}
 """Directory and part of it -> what its files looked like, and the digest."""
+_TICK_NS = 100_000_000
+"""More than a file system's clock stands still: of two changes within that time the second need not show in a file's time."""
 
 
 def task_digest(directory: Path) -> str:
@@ -32,16 +35,19 @@ def image_digest(directory: Path) -> str:
 
 
 def _digest(directory: Path, part: str) -> str:
-    found = sorted(name for name in _files(directory) if name.startswith(part))
+    began, found = time.time_ns(), sorted(name for name in _files(directory) if name.startswith(part))
     stamp = tuple((name, (at := (directory / name).stat()).st_size, at.st_mtime_ns) for name in found)
     known = _known.get((str(directory), part))
-    if known is None or known[0] != stamp:
-        whole = hashlib.sha256()
-        for name in found:
-            with (directory / name).open("rb") as file:
-                whole.update(os.fsencode(name) + f"\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
-        known = _known[str(directory), part] = (stamp, f"sha256:{whole.hexdigest()}")
-    return known[1]
+    if known is not None and known[0] == stamp:
+        return known[1]
+    whole = hashlib.sha256()
+    for name in found:
+        with (directory / name).open("rb") as file:
+            whole.update(os.fsencode(name) + f"\0{hashlib.file_digest(file, 'sha256').hexdigest()}\n".encode())
+    digest = f"sha256:{whole.hexdigest()}"
+    if all(changed < began - _TICK_NS for _, _, changed in stamp):
+        _known[str(directory), part] = (stamp, digest)
+    return digest
 
 
 def _files(directory: Path) -> Iterator[str]:

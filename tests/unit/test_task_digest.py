@@ -43,6 +43,15 @@ def test_the_image_has_a_digest_of_its_own(tmp_path: Path) -> None:
     assert image_digest(task) != image
 
 
+def test_a_change_within_one_tick_of_the_file_systems_clock_counts(tmp_path: Path) -> None:
+    task = make_task(tmp_path)
+    file = task / "tests" / "b.txt"
+    first, time = task_digest(task), file.stat().st_mtime_ns
+    file.write_text("c")  # as long as it was
+    os.utime(file, ns=(time, time))
+    assert task_digest(task) != first
+
+
 def test_its_gitignore_takes_the_place_of_the_usual_patterns(tmp_path: Path) -> None:
     task = make_task(tmp_path)
     (task / ".gitignore").write_text("b.txt\n*.sh\n!solve.sh\n")

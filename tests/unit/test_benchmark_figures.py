@@ -38,10 +38,12 @@ def test_growth_is_that_after_the_warm_up() -> None:
 
 def test_cpu_time() -> None:
     assert spent({1: 2.0, 2: 5.0}, {1: 2.5, 3: 0.25}) == pytest.approx(0.75)
-    code = "import time\nbegan = time.process_time()\nwhile time.process_time() - began < 0.2: pass\nprint(flush=True)\ninput()"
+    code = "import time\ninput()\nbegan = time.process_time()\nwhile time.process_time() - began < 0.2: pass\nprint(flush=True)\ninput()"
     child = subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE, stdout=subprocess.PIPE)
     before = cpu_seconds([child.pid, 2**22 + 1])
-    assert child.stdout is not None
+    assert child.stdin is not None and child.stdout is not None
+    child.stdin.write(b"\n")
+    child.stdin.flush()
     child.stdout.readline()
     assert 0.1 <= spent(before, cpu_seconds([child.pid])) <= 2.0
     child.communicate(b"\n")

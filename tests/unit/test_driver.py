@@ -17,6 +17,8 @@ from forge_ray.job.driver import Driver
 from forge_ray.job.library import Recordings
 from forge_ray.job.runtime import RunFailed
 from forge_ray.job.scheduler import TaskRef
+from forge_ray.report.metrics import MetricsWriter, read_rows
+from forge_ray.report.records import evaluation_points, evaluations, read_records
 from forge_ray.run_dir import RunDamaged, RunDir
 from forge_ray.train_loop.trainer import TrainingFailed
 from forge_ray.trajectories.batch import BatchError, build_step
@@ -85,7 +87,7 @@ async def test_a_trainer_that_has_returned_already_still_gives_its_weights(tmp_p
     monkeypatch.setattr("forge_ray.train_loop.weight_sync.sync", sync)
     weights = {"kind": "weights", "step": 4, "version": "2.4", "path": "w", "metrics": None, "restored": None, "stats": None}
     subject = driver(tmp_path, [{"kind": "progress", "phase": "sft", "detail": "x"}, weights], EndedTrainer())
-    await asyncio.wait_for(subject.first_weights(), 10)
+    await asyncio.wait_for(subject.first_weights(), 60)
     assert subject.version == 4 and synced == [("w", "2.4")]
 
 
@@ -119,15 +121,47 @@ async def test_a_step_tells_who_waited_for_whom(tmp_path: Path, monkeypatch: pyt
     assert "replica slow was too slow" in warnings[0]
 
 
+async def test_an_evaluation_is_a_line_of_metrics_and_is_made_again_at_another_end(tmp_path: Path) -> None:
+    made: list[str] = []
+    reward = 0.0
+
+    async def run_all(requests: list[Any], limit: int) -> Any:
+        for request in requests:
+            attempt = sum(name.rpartition(".")[0] == request.key for name in made)  # as a pool takes the next free one
+            record = make_record(f"{request.key}.{attempt}", reward, group=None, key=request.key, purpose="eval", attempt=attempt)
+            record = record.model_copy(update={"task_name": request.task_name, "harness": request.harness, "started": time.time()})
+            made.append(record.id)
+            (run.rollouts / record.id).mkdir()
+            (run.rollouts / record.id / "result.json").write_text(record.model_dump_json())
+            yield record
+
+    harnesses = [{"name": "react"}, {"name": "codex"}]
+    subject = driver(tmp_path, [], EndedTrainer(), harnesses=harnesses, eval={"samples": 2})
+    parts: Any = subject
+    run = subject.run
+    parts._heldout = [TaskRef(name, f"/{name}") for name in ("a", "b")]
+    parts._dispatch, parts._progress = SimpleNamespace(run_all=run_all), SimpleNamespace(evaluation=lambda *_: None)
+    with MetricsWriter(run.metrics) as parts._report._metrics:
+        for version, now in ((2, 0.0), (2, 0.0), (4, 1.0)):
+            subject.version, reward = version, now
+            await subject.evaluate("after")
+    assert len(made) == 16, "once for each end, though it was asked for twice at the first"
+    rows = [row for row in read_rows(run.metrics) if row["event"] == "eval"]
+    assert [(row["step"], row["pass_at_1"], row["rollouts"], row["unrated"]) for row in rows] == [(2, 0, 8, 0), (2, 0, 8, 0), (4, 1, 8, 0)]
+    assert {name: part["rollouts"] for name, part in rows[0]["harnesses"].items()} == {"react": 4, "codex": 4}, "a curve of each"
+    assert evaluation_points(run, evaluations(read_records(run)))[0][0] == 4, "the newest line of a label counts"
+    assert {record.reward for record in evaluations(read_records(run))["after"]} == {1.0}
+
+
 async def test_what_the_workers_raise_on_purpose_ends_the_run_with_their_words(tmp_path: Path) -> None:
     subject = driver(tmp_path, [{"kind": "failed", "error": "step 3: mean |rollout - trainer logprob| is 0.2"}], EndedTrainer())
     with pytest.raises(RunFailed, match="step 3"):
-        await asyncio.wait_for(subject.first_weights(), 10)
+        await asyncio.wait_for(subject.first_weights(), 60)
 
 
 async def test_workers_that_gave_up_end_the_run(tmp_path: Path) -> None:
     with pytest.raises(TrainingFailed, match="lost"):
-        await asyncio.wait_for(driver(tmp_path, [], EndedTrainer("lost")).first_weights(), 10)
+        await asyncio.wait_for(driver(tmp_path, [], EndedTrainer("lost")).first_weights(), 60)
 
 
 async def test_replicas_are_not_dragged_back_by_a_worker_group_that_restarts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -159,7 +193,7 @@ async def test_a_run_that_nothing_would_wake_up_ends_and_says_why(tmp_path: Path
     subject.restore()
     subject.version = 0
     with pytest.raises(RunFailed, match=r"step 0 cannot be filled: 2 of its 4 groups are ready, nothing runs"):
-        await asyncio.wait_for(subject.learn(), 10)
+        await asyncio.wait_for(subject.learn(), 60)
 
 
 async def test_a_record_that_cannot_be_read_is_named(tmp_path: Path) -> None:

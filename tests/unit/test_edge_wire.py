@@ -25,9 +25,9 @@ WAIT_S = 60
 
 @asynccontextmanager
 async def serve(app: Any) -> AsyncIterator[str]:
-    """A uvicorn server on a free port of this test's range; gives its base URL."""
+    """A uvicorn server on a free port; gives its base URL."""
     server = uvicorn.Server(uvicorn.Config(app, log_level="warning", lifespan="off", ws="auto"))
-    listening = _bind()
+    listening = socket.create_server(("127.0.0.1", 0))
     running = asyncio.create_task(server.serve(sockets=[listening]))
     await until(lambda: server.started)
     try:
@@ -35,18 +35,6 @@ async def serve(app: Any) -> AsyncIterator[str]:
     finally:
         server.should_exit = True
         await asyncio.wait_for(running, WAIT_S)
-
-
-def _bind() -> socket.socket:
-    for port in range(18720, 18730):
-        listening = socket.socket()
-        listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listening.bind(("127.0.0.1", port))
-            return listening
-        except OSError:
-            listening.close()
-    raise OSError("ports 18720-18729 are all in use")
 
 
 async def _until(condition: Callable[[], bool]) -> None:

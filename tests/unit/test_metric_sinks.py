@@ -77,13 +77,15 @@ def test_mlflow_reads_them_and_a_resumed_run_is_the_same_run(tmp_path: Path) -> 
     from mlflow.tracking import MlflowClient
 
     run = write(tmp_path, mlflow={"tags": {"team": "a"}})
-    write(tmp_path, mlflow={}, rows=[StepMetrics(step=3, reward_mean=1.0)])
+    odd = {"event": "eval", "step": 3, "kinds": {"c++ (hard)": {"pass_at_1": 1.0}, "../up//": {"pass_at_1": 0.5}}}
+    write(tmp_path, mlflow={}, rows=[StepMetrics(step=3, reward_mean=1.0), odd])
     client = MlflowClient(f"sqlite:///{run.root / 'mlflow.db'}")
     experiment = client.get_experiment_by_name("forge-ray")
     assert experiment is not None
     (stored,) = client.search_runs([experiment.experiment_id])
     assert stored.info.run_name == "x" and stored.info.status == "FINISHED" and stored.data.tags["team"] == "a"
     assert [(m.step, m.value) for m in client.get_metric_history(stored.info.run_id, "reward_mean")] == [(1, 0.25), (2, 0.75), (3, 1.0)]
+    assert stored.data.metrics["eval/kinds/c__ _hard_/pass_at_1"] == 1.0 and stored.data.metrics["eval/kinds/_/up/_/_/pass_at_1"] == 0.5
     assert stored.data.params["train.loss.name"] == "grpo" and "hidden" not in str(stored.data.params)
 
 
@@ -95,6 +97,8 @@ def _records(file: bytes) -> Iterator[bytes]:
             at += left
             continue
         length, kind = int.from_bytes(file[at + 4 : at + 6], "little"), file[at + 6]
+        if at + 7 + length > len(file):  # it is being written
+            return
         whole += file[at + 7 : at + 7 + length]
         at += 7 + length
         if kind in (1, 4):  # full, last

@@ -64,8 +64,13 @@ class Client(ProxyClient):
 @pytest.fixture
 def client(monkeypatch: pytest.MonkeyPatch) -> Client:
     monkeypatch.setattr(module, "RENEW_S", 0.1)
-    monkeypatch.setattr(module, "ATTEMPT_S", 0.2)
     return Client("app", "http://127.0.0.1:1", 2)
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Silence is taken for no answer soon; not so soon that a busy machine's would be."""
+    monkeypatch.setattr(module, "ATTEMPT_S", 1.0)
 
 
 def lost() -> Exception:
@@ -97,19 +102,19 @@ async def test_a_successor_is_waited_for(client: Client) -> None:
     assert await client.status(timeout_s=60) == [ONE, TWO] and handle.asked == 4
 
 
-async def test_silence_is_no_answer(client: Client) -> None:
+async def test_silence_is_no_answer(client: Client, impatient: None) -> None:
     answers: list[list[Answer] | float] = [3600.0, [ONE, TWO]]
-    client.give(Handle(lambda: answers.pop(0)))
+    client.give(Handle(lambda: answers.pop(0) if len(answers) > 1 else answers[0]))
     assert await client.status(timeout_s=60) == [ONE, TWO]
 
 
-async def test_who_answers_is_heard_beside_one_who_does_not(client: Client) -> None:
+async def test_who_answers_is_heard_beside_one_who_does_not(client: Client, impatient: None) -> None:
     client.give(Handle(lambda: [ONE, TWO]))
     await client.status(timeout_s=60)
     client.give(Handle(lambda: [ONE, 3600.0]))
     client._handle = None
     with pytest.raises(ProxyUnavailable, match="1 of 2 replicas answered") as raised:
-        await client.status(timeout_s=0.4)
+        await client.status(timeout_s=1.2)
     assert raised.value.late == {"two"}
 
 

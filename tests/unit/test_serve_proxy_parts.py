@@ -16,6 +16,7 @@ from safetensors.numpy import save, save_file
 
 from forge_ray.errors import UserError
 from forge_ray.run_dir import RunDir, write_json
+from forge_ray.sandboxes import processes
 from forge_ray.serve_proxy import weights
 from forge_ray.serve_proxy.arguments import command_line
 from forge_ray.serve_proxy.disconnects import Disconnects
@@ -206,13 +207,14 @@ def test_a_process_ends_with_the_one_it_follows(tmp_path: Path) -> None:
             time.sleep(0.05)
         pid = int(file.read_text())
         process.kill()
-    while Path(f"/proc/{pid}").exists() and "Z" not in Path(f"/proc/{pid}/stat").read_text().split(")")[1][:3]:
+    while processes.state(pid) not in (None, "Z"):
         assert time.monotonic() < deadline
         time.sleep(0.05)
 
 
 async def test_a_cancelled_request_is_a_disconnect_for_the_app() -> None:
     ended: list[str] = []
+    listens = asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         work = asyncio.create_task(asyncio.sleep(600))
@@ -228,14 +230,14 @@ async def test_a_cancelled_request_is_a_disconnect_for_the_app() -> None:
     async def receive() -> Any:
         if messages:
             return messages.pop()
+        listens.set()
         await asyncio.Event().wait()
 
     async def send(message: Any) -> None:
         sent.append(message)
 
     task = asyncio.create_task(Disconnects(app)({"type": "http", "asgi": {"spec_version": "2.4"}}, receive, send))
-    await asyncio.sleep(0)
-    await asyncio.sleep(0.05)
+    await listens.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
@@ -243,10 +245,11 @@ async def test_a_cancelled_request_is_a_disconnect_for_the_app() -> None:
 
 
 async def test_an_app_that_ignores_the_disconnect_is_cancelled() -> None:
-    cancelled = asyncio.Event()
+    entered, cancelled = asyncio.Event(), asyncio.Event()
 
     async def app(scope: Any, receive: Any, send: Any) -> None:
         try:
+            entered.set()
             await asyncio.sleep(600)
         except asyncio.CancelledError:
             cancelled.set()
@@ -259,7 +262,7 @@ async def test_an_app_that_ignores_the_disconnect_is_cancelled() -> None:
         return None
 
     task = asyncio.create_task(Disconnects(app, grace_s=0.05)({"type": "http"}, receive, send))
-    await asyncio.sleep(0.05)
+    await entered.wait()
     task.cancel()
     await asyncio.wait([task])
     await asyncio.wait_for(cancelled.wait(), 30)

@@ -59,5 +59,6 @@ def test_a_command_ends_with_the_process_that_gave_it(tmp_path: Path) -> None:
     until((tmp_path / "started").exists)
     giver.kill()
     giver.wait()
-    until((tmp_path / "heard").exists)
-    assert (tmp_path / "heard").read_text() == str(int(signal.SIGTERM))
+    heard = tmp_path / "heard"
+    until(lambda: heard.exists() and heard.read_text())
+    assert heard.read_text() == str(int(signal.SIGTERM))

@@ -137,7 +137,7 @@ async def test_an_error_of_the_upstream_is_passed_on_without_its_key(tmp_path: P
 
 async def test_no_answer_is_502_or_504_in_the_dialects_shape(tmp_path: Path) -> None:
     other = Other([None])
-    async with behind(tmp_path, other, timeout_s=0.2, dialects=["chat", "messages"]) as (rig, url):
+    async with behind(tmp_path, other, timeout_s=1, dialects=["chat", "messages"]) as (rig, url):
         other.pieces, other.kind = [], "application/json"
         other.status, other.headers = 307, {"location": "http://127.0.0.1:9/x"}
         answer = await ask(rig, url, "/v1/messages", max_tokens=5)
@@ -159,7 +159,7 @@ async def test_no_answer_is_502_or_504_in_the_dialects_shape(tmp_path: Path) -> 
 
 async def test_silence_within_a_reply_is_a_cut(tmp_path: Path) -> None:
     other = Other([STREAM[3], None])
-    async with behind(tmp_path, other, timeout_s=0.2) as (rig, url), httpx.AsyncClient(timeout=WAIT_S) as http:
+    async with behind(tmp_path, other, timeout_s=1) as (rig, url), httpx.AsyncClient(timeout=WAIT_S) as http:
         with pytest.raises(httpx.RemoteProtocolError):
             async with http.stream("POST", url + CHAT, json=ASK | {"stream": True}) as answer:
                 assert answer.status_code == 200

@@ -104,4 +104,6 @@ def _one(name: str, sessions: list[str], run: RunDir) -> str:
     if found:
         problem = f"{len(found)} sessions begin with {name!r}" if name else f"{run.root} has {len(found)} sessions"
         raise UserError(f"{problem}: {some}", where=WHERE, fix="give one of them: forge-ray replay SESSION --run RUN")
-    raise UserError(f"{run.root} has no session {name!r}; it has {some or 'none'}", where=WHERE, fix="give one of them")
+    if not sessions:
+        raise UserError(f"{run.root} has no recorded call", where=WHERE, fix="wait for the first, or give another run")
+    raise UserError(f"{run.root} has no session {name!r}; it has {some}", where=WHERE, fix="give one of them")

@@ -59,6 +59,7 @@ def test_every_token_with_place_mask_id_logprob_and_version() -> None:
         ({"delivered": None}, "nobody knows"),
         ({"superseded_by": "other"}, "superseded by other"),
         ({"masked_by_grammar": True}, "grammar"),
+        ({"media": ["image:5f"]}, "holds images"),
         ({"kind": "aux"}, "weight 0"),
         ({"spans": None}, "versions"),
     ],
@@ -103,6 +104,8 @@ def test_sessions_are_named_by_path_by_beginning_and_by_run(tmp_path: Path, monk
         command._one("g", ["g00001-0.0", "g00002-0.0"], by_path[0])
     with pytest.raises(UserError, match="no session 'h'"):
         command._one("h", ["g00001-0.0"], by_path[0])
+    with pytest.raises(UserError, match="has no recorded call"):
+        command._one("h", [], by_path[0])
 
 
 def test_the_record_says_whether_a_limit_ended_the_rollout(tmp_path: Path) -> None:

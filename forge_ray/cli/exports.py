@@ -43,14 +43,16 @@ def export(arguments: argparse.Namespace, wanted: Filter) -> int:
 def _chat(stored: StoredRun, rows: Sequence[Row], path: Path, _: str) -> str:
     from forge_ray.trajectories.export import chat
 
-    text, count, inexact = text_of(stored), 0, 0
+    text, count, inexact, seen = text_of(stored), 0, 0, 0
     with path.open("w", encoding="utf-8") as file:
         for row, calls in _with_calls(stored, rows):
             for line in chat.lines(row, calls, text):
                 file.write(json.dumps(line, ensure_ascii=False, allow_nan=False) + "\n")
-                count, inexact = count + 1, inexact + (not line["exact"])
-    note = f" ({inexact} of them not exactly as the template would render them again)" if inexact else ""
-    return f"{count} conversations of {len(rows)} rollouts{note}"
+                count, seen = count + 1, seen + bool(line["media"])
+                inexact += not (line["exact"] or line["media"])
+    notes = [f"{inexact} of them not exactly as the template would render them again"] if inexact else []
+    notes += [f"{seen} with images, of which the placeholders are there alone"] if seen else []
+    return f"{count} conversations of {len(rows)} rollouts" + (f" ({'; '.join(notes)})" if notes else "")
 
 
 def _atif(stored: StoredRun, rows: Sequence[Row], path: Path, _: str) -> str:

@@ -116,6 +116,10 @@ the engine saw. It is false where a template rewrites messages, as those do that
 UTF-8 are U+FFFD. The requests as the harness sent them are not exported; with `proxy.keep_bodies` they are in `bodies/`, under
 `calls.request_sha256`.
 
+**Images** are not stored, their digests are (`calls.media`). The text has their placeholders where they stood; a chat line with some is not
+`exact` and has their digests as `media`, in ATIF the step's `extra` has them. A reply behind an image is not trained (the learner sees
+tokens), so `trl` and `verl` hold none.
+
 **Tokens** (`trl`, `verl`) of a rollout that a step trained are the rows of that step's batch, with its advantages. Of one that no step
 trained they are made by the `chain` builder, every trainable call with mask 1, without an advantage.
 

@@ -30,6 +30,8 @@ def untrained(call: Call, weights: Mapping[str, float]) -> str:
         return "undelivered" if call.delivered is False else "nobody knows whether it was delivered"
     if call.masked_by_grammar:
         return "sampled under a grammar (proxy.train_grammar_calls)"
+    if call.media:
+        return "its prompt holds images, and the learner sees tokens only"
     if not weights.get(call.kind, 1.0):
         return f"kind {call.kind} has weight 0 (train.credit.kind_weights)"
     if call.spans is None or len(call.ids) != len(call.logprobs):

@@ -50,6 +50,8 @@ def status(call: Call) -> str:
         words.append(f"superseded by {call.superseded_by}")
     if call.masked_by_grammar:
         words.append("grammar")
+    if call.media:
+        words.append(f"{len(call.media)} images in its prompt")
     return ", ".join(words)
 
 

@@ -239,6 +239,7 @@ class Recorder:
                 "reason": place.reason,
                 "rerendered": place.found.rerendered,
                 **({"overlap": place.found.overlap} if place.found.overlap else {}),
+                **({"media": list(place.asked.media)} if place.asked.media else {}),
                 "spawned_by": place.verdict.spawned_by,
                 "ignored": context.ignored,
                 "model": context.model,

@@ -347,6 +347,7 @@ class SessionIndex:
             parent,
             call.shared if parent is not None else 0,
             used[call.shared if parent is not None else 0 :].copy(),
+            tuple(call.media),
             ids=np.array(call.ids, dtype=np.int32),
             status=call.status,
             splice=cast(Any, call.splice),

@@ -6,7 +6,7 @@ which it became true; compaction moves them into Parquet (`call_log.table`), whi
     session    {"event": "session", "session", "status": "closed" | "limit", "limit": "calls" | "tokens" | "context" | null, "t"}
     open       {"event": "open", "call", "session", "purpose", "replica", "t", "dialect", "path", "streamed", "kind", "conversation",
                 "request_sha256", "parent", "shared", "new", "sampling", "masked_by_grammar", "max_tokens", "version",
-                "splice", "reason", "rerendered", "overlap", "spawned_by", "ignored", "model"}
+                "splice", "reason", "rerendered", "overlap", "media", "spawned_by", "ignored", "model"}
     finished | length | cancelled | failed
                {"event", "call", "t", "ids", "logprobs", "spans", "finish_reason", "stop_reason", "version", "error"}
     delivered | undelivered
@@ -23,7 +23,9 @@ which it became true; compaction moves them into Parquet (`call_log.table`), whi
 call before it, token for token), `spliced` (it does after a re-rendered reply was replaced by the tokens that were sampled), `fork`
 (it does not; `reason` says where and why it left). `rerendered` holds the ids that were
 replaced, null where nothing was; they also stand for the last `overlap` tokens (absent: 0) of the parent's prompt as rendered, where those
-merged with the reply's first. `spawned_by` is the call whose tool call started this conversation (a sub-agent's first call), else null.
+merged with the reply's first. `media` (absent: none) are digests of the images and the like in the prompt, by modality and place
+(`image:5f…`): their tokens in it are placeholders, and what they show is not in the log. `spawned_by` is the call whose tool call started
+this conversation (a sub-agent's first call), else null.
 `ignored` names fields of the request that have no effect here; `model` is the model name that was asked for. `kind` (the event) corrects a
 call's kind by what was seen later. `issued` are the ids that the reply gave to its tool calls and items.
 
@@ -98,6 +100,8 @@ class Call:
     """Ids that the prompt had, as rendered, in the place of the parent's sampled ones."""
     overlap: int = 0
     """Tokens at the end of the parent's prompt, as rendered, that `rerendered` holds in another form: they merged with the reply."""
+    media: list[str] = field(default_factory=list)
+    """Digests of the images and the like in the prompt, whose tokens there are placeholders."""
     spawned_by: str | None = None
     """The call whose tool call started this conversation."""
     ignored: list[str] = field(default_factory=list)
@@ -115,12 +119,14 @@ class Call:
 
     @property
     def trainable(self) -> bool:
-        """Whole, delivered, not replaced by a retry, sampled without a grammar, with its versions known and its log in order."""
+        """Whole, delivered, not replaced by a retry, sampled without a grammar and without an image before it (the learner sees tokens, and
+        would compute another policy's log-probabilities), with its versions known and its log in order."""
         return (
             self.status in ("finished", "length")
             and self.delivered is True
             and self.superseded_by is None
             and not self.masked_by_grammar
+            and not self.media
             and self.spans is not None
             and not self.quarantined
             and len(self.ids) == len(self.logprobs) > 0

@@ -163,6 +163,7 @@ def of_table(
     names += ("masked_by_grammar", "quarantined")
     calls, kinds, statuses, ended, delivered, superseded, temperatures, parents, shared, grammar, quarantined = map(plain, names)
     known = (~np.asarray(table.column("spans").is_null())).tolist()
+    seen = [bool(media) for media in plain("media")]
     found = []
     for rollout, rows in by_rollout.items():
         rows = list({calls[row]: row for row in sorted(rows, key=ordinals.__getitem__)}.values())
@@ -186,6 +187,7 @@ def of_table(
                         and delivered[row] is True
                         and superseded[row] is None
                         and (train_grammar_calls or not grammar[row])
+                        and not seen[row]
                         and known[row]
                         and not quarantined[row]
                         and len(ids[row]) == len(logprobs[row]) > 0

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ from forge_ray.tasks.digest import task_digest
 from forge_ray.trajectories.store.reader import StoreReader
 from tests.readers import HARBOR, TRL, VERL
 from tests.tiny_model import tiny_model
-from tests.unit.test_export import conversation, stored_run
+from tests.unit.test_export import conversation, looking, stored_run
 from tests.unit.test_task_digest import make_task
 
 HERE = Path(__file__).parent / "readers"
@@ -38,8 +39,10 @@ def export(run: RunDir, form: str, tmp_path: Path) -> Path:
 
 
 def test_harbor_s_validator_takes_every_trajectory(run: RunDir, tmp_path: Path) -> None:
-    found = json.loads(HARBOR.run(HERE / "harbor_reads.py", export(run, "atif", tmp_path)))
-    assert found == {"g00000-0.0.json": [], "g00000-1.0.json": []}
+    seen = stored_run(tmp_path, tiny_model(), {"g00001-0.0": looking(tiny_model(), "g00001-0.0")})
+    shutil.copy(export(seen, "atif", tmp_path / "run") / "g00001-0.0.json", export(run, "atif", tmp_path))
+    found = json.loads(HARBOR.run(HERE / "harbor_reads.py", tmp_path / "atif"))
+    assert found == {"g00000-0.0.json": [], "g00000-1.0.json": [], "g00001-0.0.json": []}
     broken = tmp_path / "broken"
     broken.mkdir()
     document = json.loads((tmp_path / "atif" / "g00000-0.0.json").read_text())

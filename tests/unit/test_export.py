@@ -234,6 +234,31 @@ def test_atif_names_each_sub_agent_in_the_step_that_began_it_and_holds_it_there(
     assert inner["left"]["steps"][-1]["observation"]["results"] == [{"subagent_trajectory_ref": [{"trajectory_id": "deep"}]}]
 
 
+def looking(directory: Path, rollout: str = "g00000-0.0") -> list[Call]:
+    """A question without an image, and one with an image of 64 placeholders, which a screenshot follows."""
+    rig = Recorder(directory, rollout)
+    first = rig.ask(message("user", "u"), "Show me.")
+    second = rig.ask("\n" + message("user", f"See <v>{'#' * 64}</v>."), "A cat.", after=first, media=["image:5f"])
+    rig.ask("\n" + message("tool", f"<v>{'#' * 64}</v>"), "Two cats.", after=second, media=["image:5f", "image:60"])
+    return rig.calls
+
+
+def test_images_are_told_by_their_digests_and_placeholders(directory: Path, text: Text) -> None:
+    calls = looking(directory)
+    (line,) = chat.lines(row(), calls, text)
+    assert (line["media"], line["exact"]) == (["image:5f", "image:60"], False), "text is not all that the engine was given"
+    assert [one["content"] for one in line["messages"][2:4]] == [f"See <v>{'#' * 64}</v>.", "A cat."]
+    found = atif.document(row(), calls, text)
+    assert found is not None and [step["extra"].get("media") for step in found["steps"] if "metrics" in step] == [
+        None,
+        ["image:5f"],
+        ["image:5f", "image:60"],
+    ]
+    assert {one["call"]: one["prompt_ids"] for one in atif.calls(found)} == {call.id: call.prompt_ids for call in calls}
+    (made,) = (made for _, made in sequences.of_trajectories(sequences.untrained(call_rows.table(calls)), trained=False))
+    assert made.ids.tolist() == calls[0].prompt_ids + calls[0].ids, "no sequence holds a placeholder"
+
+
 def test_atif_writes_no_number_that_is_none_and_no_tool_call_that_cannot_be_read(directory: Path, text: Text) -> None:
     rig = Recorder(directory)
     rig.ask(message("user", "u"), '<tool_call>{"name": "f", "arguments": [1]}</tool_call>', logprobs=None)
@@ -321,6 +346,21 @@ def test_exports_are_written_whole_by_the_filters(run: RunDir, tmp_path: Path, c
     assert main(["rollouts", "export", str(run.root), "--format", "chat", "--out", str(run.root)]) == 2
     assert f"{run.root} exists" in capsys.readouterr().err
     assert not [file for file in tmp_path.iterdir() if file.name.startswith(".")]
+
+
+def test_a_run_with_images_exports_in_every_format(tmp_path: Path, directory: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    names = [f"g00000-{number}.0" for number in range(2)]
+    run = stored_run(tmp_path, directory, {name: looking(directory, name) for name in names})
+    for form in ("chat", "atif", "trl", "verl"):
+        assert main(["rollouts", "export", str(run.root), "--format", form, "--out", str(tmp_path / form)]) == 0
+    said = capsys.readouterr().out
+    assert "2 conversations of 2 rollouts (2 with images, of which the placeholders are there alone)" in said
+    for form, whole in (("trl", ("prompt_ids", "completion_ids")), ("verl", ("prompts", "responses"))):
+        rows = pq.read_table(tmp_path / form).to_pylist()
+        call = looking(directory)[0]
+        assert [one[whole[0]] + one[whole[1]] for one in rows] == [call.prompt_ids + call.ids] * 2
+    assert main(["rollouts", "show", str(run.root), "g00000-1", "--tokens"]) == 0
+    assert "trained: no, its prompt holds images, and the learner sees tokens only" in capsys.readouterr().out
 
 
 def test_what_is_no_utf8_and_a_line_of_megabytes_survive_every_export(tmp_path: Path, directory: Path) -> None:

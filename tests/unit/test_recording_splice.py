@@ -37,9 +37,9 @@ class Tap:
         self.recorder = Recorder(log=self.log, index=self.index, proxy=Proxy(), window=4000, version="1.0")
         self.given: list[Placement] = []
 
-    async def call(self, body: dict[str, Any], ids: list[int]) -> None:
+    async def call(self, body: dict[str, Any], ids: list[int], *media: str) -> None:
         context = CallContext("s", "train", "chat", "/v1/chat/completions", history=history.read("chat", body))
-        place = self.recorder.find(context, prompt("chat", body))
+        place = self.recorder.find(context, prompt("chat", body), media)
         self.given.append(place)
         allowed, cap = await self.recorder.admit(context, len(place.prompt), None)
         call = await self.recorder.open(context, place, max_tokens=allowed, cap=cap, sampling={"temperature": 1.0}, masked_by_grammar=False)
@@ -127,6 +127,20 @@ async def test_a_conversation_goes_on_after_a_restart_also_where_it_forks(tap: T
     assert (two.conversation, two.splice) == (one.id, "fork")
     assert two.reason == "text of the reply differs at character 0: 'hello' became 'another'"
     assert (three.conversation, three.splice) == (one.id, "exact")
+    young.log.close()
+
+
+async def test_the_images_of_a_prompt_are_in_the_log_and_known_after_a_restart(tap: Tap, tmp_path: Path) -> None:
+    await tap.call(chat(U), encode("hello") + pieces(END), "image:1")
+    await tap.call(chat(M), encode("ok") + pieces(END))
+    seen, plain = tap.calls()
+    assert (seen.media, seen.trainable, plain.media, plain.trainable) == (["image:1"], False, [], True)
+    young = Tap(tmp_path, "young")
+    young.index.restore("s", tap.calls(), closed=False, limit=None)
+    await young.call(chat(U, A, M), encode("ok") + pieces(END), "image:2")
+    await young.call(chat(U, A, M), encode("ok") + pieces(END), "image:1", "image:2")
+    *_, other, same = young.calls()
+    assert (other.splice, same.splice, same.parent) == ("fork", "exact", seen.id), "another image is another prompt"
     young.log.close()
 
 

@@ -95,6 +95,7 @@ def conversations(draw: st.DrawFn) -> list[Call]:
                 reason=draw(st.none() | _TEXT),
                 rerendered=draw(st.none() | _IDS),
                 overlap=draw(st.integers(0, 9)),
+                media=draw(st.lists(_TEXT, max_size=2)),
                 spawned_by=draw(st.none() | _TEXT),
                 ignored=draw(st.lists(_TEXT, max_size=2)),
                 model=draw(st.none() | _TEXT),

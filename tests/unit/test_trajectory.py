@@ -66,6 +66,13 @@ def test_grammar_calls_are_trained_where_the_run_says_so() -> None:
     assert [one.calls[0].trainable for one in (of_table(table)[0], of_table(table, train_grammar_calls=True)[0])] == [False, True]
 
 
+def test_what_was_said_of_an_image_is_not_trained_whatever_the_run_says() -> None:
+    """The learner sees its placeholders, not the image: it would compute other log-probabilities than the engine."""
+    call = make_call([1], [2], media=["image:5f"])
+    made = [of_calls("g00000-0.0", [call]), *(of_table(stored.table([call]), train_grammar_calls=lift)[0] for lift in (False, True))]
+    assert [one.calls[0].trainable for one in made] == [False] * 3 and not call.trainable
+
+
 def test_a_parent_that_is_not_there_is_named() -> None:
     whole = [make_call([1], [2], order=0), make_call([1, 2, 3], [4], order=1, parent="g00000-0.0/000", shared=2)]
     with pytest.raises(TrajectoryError, match=r"call g00000-0.0/001 .* its parent g00000-0.0/000 is not among"):

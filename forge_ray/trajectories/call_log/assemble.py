@@ -159,6 +159,7 @@ def _call(session: SessionEvents, events: CallEvents, prompts: dict[str, list[in
         reason=opened.get("reason"),
         rerendered=opened.get("rerendered"),
         overlap=opened.get("overlap") or 0,
+        media=list(opened.get("media") or ()),
         spawned_by=opened.get("spawned_by"),
         ignored=list(opened.get("ignored", ())),
         model=opened.get("model"),

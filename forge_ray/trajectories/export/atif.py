@@ -6,7 +6,8 @@ sampled with their logprobs, so that each call's tokens can be had back exactly 
 conversations (of sub-agents, titles, compactions) are `subagent_trajectories`, each in the trajectory whose step began it and named there,
 where that is known.
 
-ATIF has no loss mask, no weight version and no reward: those are in `extra`. A number that is not finite is left out.
+ATIF has no loss mask, no weight version and no reward: those are in `extra`. A number that is not finite is left out. An image part of ATIF
+names a file, and the recording holds an image's digest only: its placeholders stay text, and the step's `extra` has the digests (`media`).
 """
 
 from __future__ import annotations
@@ -152,6 +153,7 @@ def _step(call: Call, text: Text) -> dict[str, Any]:
             "versions": [list(span) for span in call.spans or ()],
             "sampling": call.sampling,
             "splice": call.splice,
+            **({"media": call.media} if call.media else {}),
         },
     }
     return step | ({"tool_calls": tool_calls} if tool_calls else {})

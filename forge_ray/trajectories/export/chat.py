@@ -1,7 +1,8 @@
 """Chat messages, one JSON object per conversation: what `datasets` and supervised trainers (TRL's `SFTTrainer`) read.
 
     messages       [{"role", "content"}, …]: the longest prompt of the conversation and the reply to it
-    exact          the policy's template makes of `messages` exactly the text that the engine saw
+    exact          the policy's template makes of `messages` exactly the text that the engine saw, and there was nothing but text
+    media          digests of the images and the like in it: their placeholders are in `messages`, they themselves are not stored
     rollout call conversation kind task harness outcome reward group step purpose
 
 A history that a harness rewrote (a compaction, a fork) gives one line for each of its versions.
@@ -23,5 +24,6 @@ def lines(row: Mapping[str, Any], calls: Sequence[Call], text: Text) -> Iterator
     """The lines of one rollout."""
     for call in leaves(calls):
         messages, exact = text.conversation(call)
-        own = {"messages": messages, "exact": exact, "call": call.id, "conversation": call.conversation, "kind": call.kind}
+        own = {"messages": messages, "exact": exact and not call.media, "media": call.media}
+        own |= {"call": call.id, "conversation": call.conversation, "kind": call.kind}
         yield own | {name: row[name] for name in FACTS}

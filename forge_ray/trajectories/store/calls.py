@@ -51,6 +51,7 @@ def table(calls: Sequence[Call]) -> pa.Table:
             columns[name] = texts(values, column)
     for name in _JSON:
         columns[name] = pa.array([_dump(getattr(call, name)) for call in calls], pa.string())
+    columns["media"] = texts([call.media or None for call in calls], SCHEMA.field("media").type)
     columns["rollout"] = texts([call.session for call in calls])
     columns["call"] = texts([call.id for call in calls])
     columns["ordinal"] = pa.array(range(len(calls)), pa.int32())
@@ -63,7 +64,7 @@ def table(calls: Sequence[Call]) -> pa.Table:
 
 def calls(rows: pa.Table, purpose: str) -> list[Call]:
     """The calls of the rows, which hold whole rollouts of one `purpose`, in the order of the rows."""
-    columns = {name: rows[name].to_pylist() for name in (*_SAME, *_JSON, "rollout", "call") if name != "spans"}
+    columns = {name: rows[name].to_pylist() for name in (*_SAME, *_JSON, "rollout", "call", "media") if name != "spans"}
     spans = [None if row is None else [(span["version"], span["first"], span["end"]) for span in row] for row in rows["spans"].to_pylist()]
     # Lists, not arrays: a prompt shares its parent's integers, so a long session takes memory for its tokens once, and references.
     prompts = _whole(rows, rows["new"].to_pylist(), columns["ids"], lambda *parts: list(itertools.chain(*parts)))
@@ -71,7 +72,7 @@ def calls(rows: pa.Table, purpose: str) -> list[Call]:
     for at, prompt in enumerate(prompts):
         fields: dict[str, Any] = {name: columns[name][at] for name in _SAME if name != "spans"}
         fields |= {name: None if columns[name][at] is None else json.loads(columns[name][at]) for name in _JSON}
-        fields |= {"id": columns["call"][at], "session": columns["rollout"][at], "purpose": purpose}
+        fields |= {"id": columns["call"][at], "session": columns["rollout"][at], "purpose": purpose, "media": columns["media"][at] or []}
         found.append(Call(**fields, spans=spans[at], prompt_ids=prompt))
     return found
 

@@ -102,8 +102,7 @@ class Driver:
 
     def restore(self) -> None:
         """Take up the stored rollouts and batches of a stopped run."""
-        trained, resampled = self._batches.trained_groups(), self._batches.resampled_groups()
-        self._flow.scheduler.restore((r for r in library.records(self.run) if r.purpose == "train"), trained, resampled)
+        self._flow.restore((r for r in library.records(self.run) if r.purpose == "train"), self._batches.every_stats())
 
     @property
     def fresh(self) -> bool:

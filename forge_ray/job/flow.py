@@ -11,7 +11,9 @@ a virtual clock instead. Invariants:
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
 
 from forge_ray.config import Config
 from forge_ray.job.scheduler import Group, Scheduler, TaskRef
@@ -31,6 +33,19 @@ class Flow:
         """Rollouts that ended since the last batch, by outcome."""
         self.resampled: list[int] = []
         """Groups that were replaced since the last batch, because they say nothing."""
+
+    def restore(self, records: Iterable[RolloutRecord], batches: Iterable[Mapping[str, Any]]) -> None:
+        """Take up a stopped run: its stored training rollouts, and what is known of its stored batches (`StepBatches.stats`). What ended
+        since the last of them goes into the next one's counts."""
+        ended, told = list(records), list(batches)
+        trained = {index for stats in told for index in stats["taken"]}
+        resampled = {index for stats in told for index in stats.get("resampled", ())}
+        self.scheduler.restore(ended, trained, resampled)
+        outcomes, treated = Counter(str(record.outcome) for record in ended), Counter(self.scheduler.treated)
+        for stats in told:
+            outcomes.subtract(stats["outcomes"])
+            treated.subtract(stats.get("treatments", {}))
+        self.outcomes, self.scheduler.treated = dict(+outcomes), dict(+treated)
 
     def launch(self, version: int, *, replays: int = 0) -> list[RolloutRequest]:
         """Rollouts to start now that `version` is served, in order; each must come back through `finish`, or `lost`.

@@ -117,7 +117,7 @@ class Scheduler:
 
     def restore(self, records: Iterable[RolloutRecord], trained_groups: Iterable[int], resampled: Iterable[int] = ()) -> None:
         """Take up a stopped run: `records` are its stored training rollouts, `trained_groups` those that a step batch holds, `resampled`
-        those that were replaced when one was formed."""
+        those that were replaced when one was formed. `treated` counts them all then."""
         trained, replaced = set(trained_groups), set(resampled)
         by_group: dict[int, list[RolloutRecord]] = {}
         for record in records:
@@ -127,7 +127,7 @@ class Scheduler:
         for index in range(self._next):
             group = self._begun(index, by_group.get(index, []))
             for record in sorted(by_group.get(index, []), key=lambda r: r.attempt):
-                self._take_in(group, record)
+                self._counted(group, record)
             if index in replaced:
                 self.resampled_groups += 1
                 self.unused += len(group.records)
@@ -181,10 +181,7 @@ class Scheduler:
         group = self._open[record.group]
         self.running -= 1
         before = group.ended
-        retry = self._take_in(group, record)
-        became = Treatment.RETRY if retry is not None else self._treatment(record)
-        became = Treatment.DROP if retry is None and became is Treatment.RETRY else became
-        self.treated[became] = self.treated.get(became, 0) + 1
+        retry = self._counted(group, record)
         self.accepted += group.ended - before
         if retry is not None:
             self._admit(retry, first=True)
@@ -254,6 +251,14 @@ class Scheduler:
     def _admit(self, request: RolloutRequest, *, first: bool = False) -> None:
         self.running += 1
         self._waiting.insert(0, request) if first else self._waiting.append(request)
+
+    def _counted(self, group: Group, record: RolloutRecord) -> RolloutRequest | None:
+        """`_take_in`, noted in `treated`."""
+        retry = self._take_in(group, record)
+        became = Treatment.RETRY if retry is not None else self._treatment(record)
+        became = Treatment.DROP if retry is None and became is Treatment.RETRY else became
+        self.treated[became] = self.treated.get(became, 0) + 1
+        return retry
 
     def _take_in(self, group: Group, record: RolloutRecord) -> RolloutRequest | None:
         """Place `record` in its group; the request of the next attempt if there shall be one."""

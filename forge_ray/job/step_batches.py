@@ -36,13 +36,9 @@ class StepBatches:
         self.offered: int | None = None
         """Step whose batch the trainer has."""
 
-    def trained_groups(self) -> set[int]:
-        """Groups that a stored batch holds."""
-        return {index for step in self._samples.steps for index in self._samples.stats(step)["taken"]}
-
-    def resampled_groups(self) -> set[int]:
-        """Groups that were replaced when a stored batch was formed."""
-        return {index for step in self._samples.steps for index in self._samples.stats(step).get("resampled", ())}
+    def every_stats(self) -> list[dict[str, Any]]:
+        """What is known of each stored batch, by step."""
+        return [self._samples.stats(step) for step in sorted(self._samples.steps)]
 
     def replays(self, version: int) -> int:
         """Steps from `version` on whose batch is stored already."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 import random
+from collections import Counter
 
 import pytest
 from hypothesis import given, settings
@@ -193,6 +195,33 @@ def test_what_failure_policies_cost_on_the_seeded_simulation() -> None:
     assert spent["retry"].untrained <= 0.06 and spent["shrink"].untrained <= 0.06
     assert abs(spent["drop_group"].untrained - (1 - 0.95**8)) < 0.02
     assert spent["retry"].short < 10 and 0.25 < spent["shrink"].short / spent["shrink"].groups < 0.4
+
+
+@settings(max_examples=60, deadline=None)
+@given(st.integers(0, 2**32))
+def test_the_batches_count_every_rollout_once_at_whatever_moments_the_driver_starts_again(seed: int) -> None:
+    draw, stored, batches, flying = random.Random(seed), [], [], []
+    flow = Flow(config(retries=1), TASKS)
+    for _ in range(150):
+        ready = flow.scheduler.ready()
+        if draw.random() < 0.05:
+            flow, flying = Flow(config(retries=1), TASKS), []
+            flow.restore(draw.sample(stored, len(stored)), json.loads(json.dumps(batches)))
+        elif len(ready) >= 2:
+            taken = [group.index for group in ready[:2]]
+            batches.append({"outcomes": flow.outcomes, "treatments": flow.scheduler.treated, "taken": taken})
+            flow.used(ready[:2])
+        else:
+            flying += flow.launch(len(batches))
+            request = flying.pop(draw.randrange(len(flying)))
+            stored.append(record(request, draw.choice([Outcome.OK, Outcome.OK, Outcome.TRUNCATED, Outcome.SANDBOX, Outcome.TASK])))
+            flow.finish(stored[-1])
+    told = [*batches, {"outcomes": flow.outcomes, "treatments": flow.scheduler.treated}]
+    assert sum((Counter(one["outcomes"]) for one in told), Counter()) == Counter(one.outcome for one in stored)
+    treated = sum((Counter(one["treatments"]) for one in told), Counter())
+    fit = sum(one.outcome in RATED for one in stored)
+    assert sum(treated.values()) == len(stored) and treated["train"] == fit
+    assert treated["drop_group"] == sum(one.outcome is Outcome.TASK for one in stored)
 
 
 def test_a_trained_outcome_without_a_reward_is_refused() -> None:

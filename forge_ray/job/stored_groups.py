@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict
 from forge_ray.config import Config
 from forge_ray.errors import UserError
 from forge_ray.outcome import Outcome, Treatment, treatment
+from forge_ray.report.summary import Offline
 from forge_ray.rollout import RolloutRecord, usable
 from forge_ray.run_dir import RunDamaged, RunDir, write_atomic
 from forge_ray.trajectories import credit
@@ -111,6 +112,12 @@ def steps(found: Plan, config: Config) -> int:
     if (epochs := config.train.offline.epochs) is None:
         return config.train.steps
     return min(config.train.steps, -(-epochs * len(found.groups) // config.train.groups_per_step))
+
+
+def trained(found: Plan, config: Config, done: int) -> Offline:
+    """What the first `done` steps trained."""
+    taken = set(itertools.chain(*itertools.islice(batches(len(found.groups), config.train.groups_per_step, config.seed), done)))
+    return Offline(rollouts=sum(len(found.groups[index]) for index in taken), groups=len(taken), sources=found.sources)
 
 
 def batches(groups: int, size: int, seed: int) -> Iterator[list[int]]:

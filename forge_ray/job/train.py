@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forge_ray.config import Config
-from forge_ray.job import offline, schedule_print, stall
+from forge_ray.job import offline, schedule_print, stall, stored_groups
 from forge_ray.job.driver import Driver
 from forge_ray.job.offline import Source
 from forge_ray.job.rating import Rater, rater_of
@@ -43,7 +43,8 @@ def train(config: Config, run: RunDir, *, resume: bool, sources: Sequence[Source
     from forge_ray.report.html import write_report
 
     records = read_records(run)
-    summary = write_summary(run, records)
+    stored = stored_groups.kept(run) if config.train.offline is not None else None
+    summary = write_summary(run, records, stored_groups.trained(stored, config, config.train.steps) if stored is not None else None)
     write_report(run, records)
     return summary
 

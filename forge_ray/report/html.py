@@ -247,7 +247,7 @@ def _facts(run: RunDir, summary: Summary) -> str:
         "directory": str(run.root),
         "seed": str(summary.seed),
         "steps": str(summary.steps),
-        "rollouts": str(summary.rollouts),
+        "rollouts": str(summary.offline or summary.rollouts),
         "sampled tokens": f"{summary.tokens:,}",
         "trained tokens": f"{summary.trained_tokens:,}",
         "versions": ", ".join(f"{name} {version}" for name, version in summary.versions.items()),

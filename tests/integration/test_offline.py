@@ -150,6 +150,7 @@ def test_an_offline_run_that_is_killed_and_resumed_trains_what_a_straight_one_do
     killed.kill()
     assert len(rows(run)) < STEPS, "killed too late to show anything"
     assert straight.ended() == 0, straight.text
+    assert "4 steps on 20 stored rollouts in 10 groups, of recorded; " in straight.text
     expected = taught(whole)
     assert sorted(expected) == [1, 2, 3, 4]
     assert abs(expected[1][5] - 1) < 1e-4, "at the first update the ratio to the recorded log-probabilities is 1"

@@ -18,6 +18,7 @@ from forge_ray.job.offline import UNKNOWN, Source, StoredBatches, prepare
 from forge_ray.job.step_report import StepReport
 from forge_ray.outcome import Outcome
 from forge_ray.report.metrics import MetricsWriter, read_metrics, read_rows
+from forge_ray.report.summary import Summary
 from forge_ray.rollout import RolloutRecord
 from forge_ray.run_dir import RunDamaged, RunDir
 from forge_ray.trajectories.split import flat
@@ -126,6 +127,14 @@ def test_what_fills_no_step_is_refused_with_the_reasons() -> None:
     for found, rules in ((told, {"call_rewards": 0}), (cut, {})):
         with pytest.raises(UserError, match=r"3 groups whose rewards are all equal"):
             stored_groups.plan(config(dynamic_sampling=True, credit=rules), [("a", found)])
+
+
+def test_what_so_many_steps_trained_is_told_in_one_line() -> None:
+    plan = stored_groups.plan(config(), [("a", records(5)), ("b", records(1, (0.0, 1.0)))])
+    assert [stored_groups.trained(plan, config(), done).groups for done in (0, 1, 2, 3, 4)] == [0, 2, 4, 6, 6]
+    whole = stored_groups.trained(plan, config(), 4)
+    line, *_ = Summary(name="x", seed=0, steps=4, trained_tokens=34, offline=whole).lines()
+    assert line == "4 steps on 17 stored rollouts in 6 groups, of a, b; 34 tokens trained, no harness ran"
 
 
 def test_epochs_bound_the_steps() -> None:

@@ -138,18 +138,21 @@ class Driver:
         await self._exchange.close.remote()
         await self._trainer.wait()
 
-    async def evaluate(self, label: str) -> list[RolloutRecord]:
+    async def evaluate(self, label: str) -> None:
         """Held-out evaluation with the weights that are being served."""
+        assert self.version is not None
         records: list[RolloutRecord] = []
         total = len(self._heldout) * self.config.eval.samples * len(self.config.harnesses)
-        done = [r for r in library.records(self.run) if r.purpose == "eval" and r.key.startswith(f"eval-{label}-")]
+        since = self._report.outdated(label, self.version)
+        stored = (r for r in library.records(self.run) if r.purpose == "eval" and r.key.startswith(f"eval-{label}-"))
+        done = [record for record in stored if record.started >= since]
         async for record in evaluate(self.config, self._dispatch, self._heldout, label, done=done):
             records.append(record)
             self._batches.forget([record])
             self._check()
             self._watch(record)
             self._progress.evaluation(label, records, total)
-        return records
+        self._report.evaluation(label, self.version, records)
 
     def _launch(self) -> None:
         assert self.version is not None

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Literal
 
 from forge_ray.config import Train
-from forge_ray.report.metrics import read_evaluation_steps, read_metrics
+from forge_ray.report.metrics import read_metrics
 from forge_ray.report.records import evaluation_points, evaluations, read_records
 from forge_ray.run_dir import RunDir
 from forge_ray.train_loop import checkpoint
@@ -20,12 +20,9 @@ By = Literal["heldout", "reward"]
 
 def scores(run: RunDir, by: By) -> dict[int, float]:
     """Score of the weights after so many steps."""
-    rows = read_metrics(run.metrics)
     if by == "reward":
-        return {row.step - 1: row.reward_mean for row in rows if row.reward_mean is not None}
-    last = rows[-1].step if rows else 0
-    found = evaluations(read_records(run, "eval-*"))
-    return {step: rate.pass_at_1 for step, rate in evaluation_points(found, read_evaluation_steps(run.metrics), last)}
+        return {row.step - 1: row.reward_mean for row in read_metrics(run.metrics) if row.reward_mean is not None}
+    return {step: rate.pass_at_1 for step, rate in evaluation_points(run, evaluations(read_records(run, "eval-*")))}
 
 
 def best(run: RunDir, by: By) -> int | None:

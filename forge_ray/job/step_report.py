@@ -1,11 +1,16 @@
-"""The line of metrics of a step: what the batch says, what the trainer measured, and what only the driver sees."""
+"""The lines of metrics: of a step what the batch says, what the trainer measured, and what only the driver sees; of a held-out evaluation
+what its rollouts say."""
 
 from __future__ import annotations
 
+import time
+from collections.abc import Iterable
 from typing import TYPE_CHECKING, Any, Protocol
 
+from forge_ray.outcome import RATED
 from forge_ray.report import signal
-from forge_ray.report.metrics import StepMetrics, read_metrics
+from forge_ray.report.metrics import StepMetrics, read_evaluations, read_metrics
+from forge_ray.rollout import RolloutRecord
 from forge_ray.run_dir import RunDir
 from forge_ray.trajectories import continuity
 
@@ -39,6 +44,22 @@ class StepReport:
         if all(row.step != step for row in read_metrics(self._run.metrics)):
             stats = self._batches.stats(step - 1)
             self._write(self._row(step, f"{checkpoint['incarnation']}.{step}", stats, checkpoint["metrics"]))
+
+    def evaluation(self, label: str, step: int, records: Iterable[RolloutRecord]) -> None:
+        """An evaluation that has ended, of the weights after `step` steps."""
+        from forge_ray.report.evaluation.summary import summarize
+
+        records = list(records)
+        rated = [record for record in records if record.outcome in RATED]
+        found = summarize(rated)
+        row = {"event": "eval", "label": label, "step": step, "ended": time.time(), "unrated": len(records) - len(rated)}
+        self._metrics.append({**row, **(found.numbers() if found is not None else {})})
+
+    def outdated(self, label: str, step: int) -> float:
+        """Unix seconds at which the evaluation `label` had ended, if that was of other weights than those after `step` steps; else 0.
+        Rollouts from before then say nothing about these: the run was resumed with more steps."""
+        last = read_evaluations(self._run.metrics).get(label)
+        return 0.0 if last is None or last["step"] == step else float(last.get("ended", 0.0))
 
     def _write(self, row: StepMetrics) -> None:
         self._metrics.append(row)

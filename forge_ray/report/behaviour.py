@@ -7,8 +7,7 @@ An *action* is a tool call in a reply; its *result* is what stands between that 
 - **changes**: the tool's name says that it writes (`WRITES`, but for `NOTES`), or a shell command does outside of quotes (`SHELL_WRITES`: a
   redirection, `sed -i`, `mv`, …).
 
-Measures of rollouts, as means over tasks of their means over a task's rollouts, with 95 % intervals over tasks (`PassRate`'s for shares of
-rollouts, which is honest at 0 and 1; else the bootstrap's):
+Measures of rollouts, as means over tasks of their means over a task's rollouts, with 95 % intervals over tasks:
 
 - `generic_shell`: share of a rollout's actions that are generic shell.
 - `tool_coverage`: distinct tools that a rollout used, of those that any compared rollout of its harness used.
@@ -22,16 +21,13 @@ from __future__ import annotations
 
 import itertools
 import json
+import math
 import re
 from collections import defaultdict
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
 
-from forge_ray.report.evaluation.intervals import Interval, bootstrap
-from forge_ray.report.statistics import pass_rate
-
-T = TypeVar("T")
+from forge_ray.report.statistics import Interval, mean, share
 
 SHELLS = frozenset(
     {"bash", "shell", "sh", "exec", "exec_command", "run_shell_command", "run_command", "run_terminal_cmd", "execute_command"}
@@ -175,28 +171,24 @@ def measure(trajectories: Iterable[Trajectory], known: Mapping[str, frozenset[st
     failing = [one for one in acting if any(action.failed for action in one.actions)]
     return Behaviour(
         len(given),
-        _mean((one, sum(action.shell for action in one.actions) / len(one.actions)) for one in acting),
-        _mean((one, len({action.tool for action in one.actions}) / len(known[one.harness])) for one in acting),
-        _share((one, _looked(one.actions)) for one in changing),
-        _share((one, one.passed) for one in failing),
-        _mean((one, float(len(one.actions))) for one in given),
+        _share(acting, lambda one: sum(action.shell for action in one.actions) / len(one.actions)),
+        _share(acting, lambda one: len({action.tool for action in one.actions}) / len(known[one.harness])),
+        _share(changing, lambda one: float(_looked(one.actions))),
+        _share(failing, lambda one: float(one.passed)),
+        mean(_by_task(given, lambda one: float(len(one.actions))), 0.0, math.inf),
     )
 
 
-def _by_task(values: Iterable[tuple[Trajectory, T]]) -> dict[str, list[T]]:
-    found: dict[str, list[T]] = defaultdict(list)
-    for one, value in values:
-        found[one.task].append(value)
-    return found
+def _by_task(some: Sequence[Trajectory], value: Callable[[Trajectory], float]) -> list[float]:
+    """The mean over each task's rollouts."""
+    found: dict[str, list[float]] = defaultdict(list)
+    for one in some:
+        found[one.task].append(value(one))
+    return [sum(several) / len(several) for several in found.values()]
 
 
-def _mean(values: Iterable[tuple[Trajectory, float]]) -> Interval | None:
-    return bootstrap([sum(several) / len(several) for several in _by_task(values).values()])
-
-
-def _share(values: Iterable[tuple[Trajectory, bool]]) -> Interval | None:
-    rate = pass_rate(_by_task(values))
-    return Interval(rate.pass_at_1, rate.low, rate.high) if rate is not None else None
+def _share(some: Sequence[Trajectory], value: Callable[[Trajectory], float]) -> Interval | None:
+    return share(_by_task(some, value), len(some))
 
 
 def tools(trajectories: Iterable[Trajectory]) -> dict[str, frozenset[str]]:

@@ -12,12 +12,12 @@ from pydantic import ValidationError
 
 from forge_ray.report import asynchrony
 from forge_ray.report.evaluation.comparison import compare_harnesses
-from forge_ray.report.evaluation.summary import estimate, outcomes_by_task
+from forge_ray.report.evaluation.summary import outcomes_by_task
 from forge_ray.report.examples import Example, choose, trajectory_html
-from forge_ray.report.metrics import StepMetrics, read_evaluation_steps, read_metrics
+from forge_ray.report.metrics import StepMetrics, read_metrics
 from forge_ray.report.records import evaluation_points, evaluations, family, harness_title, pass_at_1, read_records
 from forge_ray.report.signal import SAME
-from forge_ray.report.statistics import PassRate
+from forge_ray.report.statistics import Interval, PassRate
 from forge_ray.report.style import CSS
 from forge_ray.report.summary import Summary, read_config, summarize
 from forge_ray.report.svg import Line, Points, chart
@@ -41,8 +41,8 @@ def render(run: RunDir, records: Sequence[RolloutRecord] | None = None) -> str:
     body = [
         f"<h1>{escape(summary.name)}</h1>",
         f'<p class="lead">{_lead(summary)}</p>',
-        _section("Reward", _reward_chart(steps, by_label, read_evaluation_steps(run.metrics)), _REWARD_NOTE + _untaught(summary)),
-        _section("Held-out tasks", _heldout_table(summary, by_label) + _estimates_table(by_label), _HELDOUT_NOTE),
+        _section("Reward", _reward_chart(run, steps, by_label), _REWARD_NOTE + _untaught(summary)),
+        _section("Held-out tasks", _heldout_table(by_label) + _estimates_table(summary, by_label) + _comparison(by_label), _HELDOUT_NOTE),
         _section(
             "Rollout against trainer",
             chart([_line("mean |rollout − trainer logprob|", steps, "logprob_diff")], y_label="nats"),
@@ -70,7 +70,7 @@ _HELDOUT_NOTE = (
     "pass@1 is the mean over tasks of the share of rollouts that pass. The intervals count the samples of one task as related, not as "
     "independent; for a single kind of task they are wide because it has few tasks. Rollouts that an infrastructure error ended "
     "have no reward and are left out. pass@k: any of k rollouts passes; pass^k: all of k do; flips: two rollouts of one task end "
-    "differently (means over tasks, intervals by bootstrap over tasks)."
+    "differently (means over tasks, intervals over tasks)."
 )
 _EXAMPLES_NOTE = (
     "What the policy sampled is marked, the fainter the less likely it was; hover for the logprob. "
@@ -119,31 +119,24 @@ def _line(name: str, steps: Sequence[StepMetrics], value: str, half: str | None 
     )
 
 
-def _reward_chart(steps: Sequence[StepMetrics], by_label: dict[str, list[RolloutRecord]], made_at: dict[str, int]) -> str:
-    points = evaluation_points(by_label, made_at, max((step.step for step in steps), default=0))
-    heldout = Points("held-out pass@1", [(step, rate.pass_at_1, rate.low, rate.high) for step, rate in points])
-    rewards = [step.reward_mean for step in steps if step.reward_mean is not None]
-    y_range = (min(0.0, *rewards, 0.0), max(1.0, *rewards, 1.0))
-    return chart(
-        [_line("training reward", steps, "reward_mean", "reward_ci"), *_harness_lines(steps)],
-        [heldout],
-        y_label="reward",
-        y_range=y_range,
-    )
+def _reward_chart(run: RunDir, steps: Sequence[StepMetrics], by_label: dict[str, list[RolloutRecord]]) -> str:
+    """Over all, and of each harness where there are several."""
+    lines, points = [_line("training reward", steps, "reward_mean", "reward_ci")], [_points(run, "held-out pass@1", by_label)]
+    trained = {name for step in steps for name in step.harnesses or ()}
+    names = sorted(trained | {record.harness for records in by_label.values() for record in records})
+    for number, name in enumerate(names) if len(names) > 1 else ():
+        title, colour = harness_title(name), f"hsl({(number * 137 + 150) % 360} 55% 50%)"
+        rewards = [(step.harnesses or {}).get(name, {}).get("reward_mean") for step in steps]
+        lines.append(Line(title, [step.step for step in steps], rewards, colour=colour))
+        own = {label: [record for record in records if record.harness == name] for label, records in by_label.items()}
+        points.append(_points(run, f"held-out in {title}", own, colour))
+    known = [step.reward_mean for step in steps if step.reward_mean is not None]
+    return chart(lines, points, y_label="reward", y_range=(min([0.0, *known]), max([1.0, *known])))
 
 
-def _harness_lines(steps: Sequence[StepMetrics]) -> list[Line]:
-    """A curve of each harness, where several are trained in."""
-    names = sorted({name for step in steps for name in step.harnesses or ()})
-    return [
-        Line(
-            harness_title(name),
-            [step.step for step in steps],
-            [(step.harnesses or {}).get(name, {}).get("reward_mean") for step in steps],
-            colour=f"hsl({(number * 137 + 150) % 360} 55% 50%)",
-        )
-        for number, name in enumerate(names)
-    ]
+def _points(run: RunDir, name: str, by_label: dict[str, list[RolloutRecord]], colour: str = Points.colour) -> Points:
+    found = evaluation_points(run, by_label)
+    return Points(name, [(step, rate.pass_at_1, rate.low, rate.high) for step, rate in found], colour)
 
 
 def _cell(rate: PassRate | None) -> str:
@@ -153,17 +146,19 @@ def _cell(rate: PassRate | None) -> str:
     return f'<td class="rate">{bar}<b>{rate.pass_at_1:.2f}</b> <small>[{rate.low:.2f}, {rate.high:.2f}] n={rate.n}</small></td>'
 
 
-def _heldout_table(summary: Summary, by_label: dict[str, list[RolloutRecord]]) -> str:
-    if not any(summary.heldout.values()):
+def _heldout_table(by_label: dict[str, list[RolloutRecord]]) -> str:
+    """pass@1 of the first and the last evaluation."""
+    if not by_label:
         return '<p class="empty">no evaluation was made</p>'
-    sides = {label: by_label.get(label, []) for label in ("before", "after")}
+    labels = list(by_label)
+    sides = {label: by_label[label] for label in (labels[0], labels[-1])}
     rows = [
         *_part_rows(sides, lambda record: family(record.task)),
         *_part_rows(sides, lambda record: f"in {harness_title(record.harness)}"),
     ]
-    total = "".join(_cell(summary.heldout.get(label)) for label in sides)
-    rows.append(f'<tr class="total"><th>all tasks</th>{total}</tr>')
-    return f"<table><thead><tr><th>tasks</th><th>before</th><th>after</th></tr></thead><tbody>{''.join(rows)}</tbody></table>"
+    rows.append(f'<tr class="total"><th>all tasks</th>{"".join(_cell(pass_at_1(records)) for records in sides.values())}</tr>')
+    head = "".join(f"<th>{escape(label)}</th>" for label in sides)
+    return f"<table><thead><tr><th>tasks</th>{head}</tr></thead><tbody>{''.join(rows)}</tbody></table>"
 
 
 def _part_rows(sides: Mapping[str, Sequence[RolloutRecord]], part: Callable[[RolloutRecord], str | None]) -> list[str]:
@@ -176,22 +171,28 @@ def _part_rows(sides: Mapping[str, Sequence[RolloutRecord]], part: Callable[[Rol
     return rows
 
 
-def _estimates_table(by_label: dict[str, list[RolloutRecord]]) -> str:
-    """pass@k, pass^k and flips of every evaluation with several rollouts per task, and the paired test of the last against the first."""
-    found = {label: estimates for label, records in by_label.items() if (estimates := estimate(records)) and estimates.flips}
+def _estimates_table(summary: Summary, by_label: dict[str, list[RolloutRecord]]) -> str:
+    """pass@k, pass^k and flips of every evaluation with several rollouts per task."""
+    found = {label: tree for label, tree in summary.evaluations.items() if label in by_label and tree["flip_rate"]}
     if not found:
         return ""
     rows = []
-    for label, estimates in found.items():
-        most = max(estimates.at_least_one)
-        cells = (estimates.at_least_one[most], estimates.all_of[most], estimates.flips)
-        rows.append(f"<tr><th>{escape(label)}, k = {most}</th>{''.join(f'<td>{escape(str(cell))}</td>' for cell in cells)}</tr>")
+    for label, tree in found.items():
+        most = max(tree["pass@k"], key=int)
+        cells = "".join(f"<td>{Interval(**cell)}</td>" for cell in (tree["pass@k"][most], tree["pass^k"][most], tree["flip_rate"]))
+        rows.append(f"<tr><th>{escape(label)}, k = {most}</th>{cells}</tr>")
     head = "<tr><th>evaluation</th><th>pass@k</th><th>pass^k</th><th>flips</th></tr>"
-    table = f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
-    first, last = next(iter(found)), list(found)[-1]
-    sides = [outcomes_by_task(by_label[label]) for label in (last, first)]
-    compared = compare_harnesses(*sides) if first != last else None
-    return table + (f"<p>{escape(f'{last} against {first}, paired by task: {compared}')}</p>" if compared else "")
+    return f"<table><thead>{head}</thead><tbody>{''.join(rows)}</tbody></table>"
+
+
+def _comparison(by_label: dict[str, list[RolloutRecord]]) -> str:
+    """The paired test of the last evaluation against the first."""
+    if len(by_label) < 2:
+        return ""
+    *_, last = by_label
+    first = next(iter(by_label))
+    compared = compare_harnesses(*(outcomes_by_task(by_label[label]) for label in (last, first)))
+    return f"<p>{escape(f'{last} against {first}, paired by task: {compared}')}</p>" if compared else ""
 
 
 def _bars(rows: Iterable[tuple[str, float, str]]) -> str:

@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from pydantic import AliasChoices, BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 if TYPE_CHECKING:
     from forge_ray.report.sinks import Sinks
@@ -29,8 +29,8 @@ class StepMetrics(BaseModel):
     """Number of the step, from 1."""
     version: str = ""
     """Weight version that the step produced, `<incarnation>.<step>`."""
-    seconds: float | None = Field(default=None, validation_alias=AliasChoices("seconds", "step_s"))
-    """Wall seconds since the step before ended (`step_s`)."""
+    seconds: float | None = None
+    """Wall seconds since the step before ended."""
     reward_mean: float | None = None
     """Mean terminal reward of the trained rollouts."""
     reward_ci: float | None = None
@@ -49,7 +49,7 @@ class StepMetrics(BaseModel):
     """Groups that said nothing and were replaced for this step (`train.dynamic_sampling`)."""
     groups: int | None = None
     """Groups in the batch."""
-    degenerate_groups: int | None = Field(default=None, validation_alias=AliasChoices("degenerate_groups", "groups_degenerate"))
+    degenerate_groups: int | None = None
     """Groups of them that teach nothing: all rewards equal, or fewer than two rollouts."""
     staleness_mean: float | None = None
     """Mean over the trained tokens of (version − version that sampled the token)."""
@@ -63,7 +63,7 @@ class StepMetrics(BaseModel):
     """Sampled tokens of the rollouts that ended, per wall second of the step."""
     train_tokens_per_s: float | None = None
     """Trained tokens per second of training."""
-    tokens: int | None = Field(default=None, validation_alias=AliasChoices("tokens_trained", "tokens"))
+    tokens: int | None = None
     """Trained tokens of the batch (sampled and not masked)."""
     samples_per_rollout: float | None = None
     calls_exact: int | None = None
@@ -134,12 +134,6 @@ class StepMetrics(BaseModel):
     def signal(self) -> int | None:
         """Groups that teach something."""
         return None if self.groups is None or self.degenerate_groups is None else self.groups - self.degenerate_groups
-
-    @model_validator(mode="after")
-    def _derive(self) -> StepMetrics:
-        if self.train_tokens_per_s is None and self.tokens and self.train_s:
-            self.train_tokens_per_s = self.tokens / self.train_s
-        return self
 
 
 def finite(value: Any) -> Any:
@@ -212,10 +206,7 @@ def read_metrics(path: Path) -> list[StepMetrics]:
     return [steps[step] for step in sorted(steps)]
 
 
-def read_evaluation_steps(path: Path) -> dict[str, int]:
-    """Step at which each held-out evaluation was made, by its label."""
-    steps = {}
-    for row in read_rows(path):
-        if row.get("event") == "eval" and isinstance(row.get("step"), int):
-            steps[str(row.get("label"))] = row["step"]
-    return steps
+def read_evaluations(path: Path) -> dict[str, dict[str, Any]]:
+    """The held-out evaluations in `path` by their label, the last line of each; `step` says after how many steps it was made."""
+    rows = (row for row in read_rows(path) if row.get("event") == "eval")
+    return {str(row.get("label")): row for row in rows if isinstance(row.get("step"), int)}

@@ -9,7 +9,7 @@ import argparse
 from collections.abc import Sequence
 from pathlib import Path
 
-from forge_ray.report.metrics import read_evaluation_steps, read_metrics
+from forge_ray.report.metrics import read_metrics
 from forge_ray.report.records import evaluation_points, evaluations, read_records
 from forge_ray.report.summary import read_config
 from forge_ray.run_dir import RunDir
@@ -32,7 +32,7 @@ def plot_rewards(runs: Sequence[RunDir], out: Path, *, title: str = "") -> Path:
             half = [step.reward_ci or 0.0 for step in steps]
             low, high = [m - h for m, h in zip(y, half, strict=True)], [m + h for m, h in zip(y, half, strict=True)]
             axes.fill_between(x, low, high, color=colour, alpha=0.15, linewidth=0)
-        points = evaluation_points(evaluations(read_records(run)), read_evaluation_steps(run.metrics), max(x, default=0))
+        points = evaluation_points(run, evaluations(read_records(run, "eval-*")))
         # Side by side, where several runs were evaluated at the same step.
         at = [step + 0.12 * (index - (len(runs) - 1) / 2) for step, _ in points]
         rates = [rate for _, rate in points]

@@ -7,10 +7,10 @@ Plain lines are rare on purpose: a phase reports at most every `PLAIN_SECONDS`, 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
-from typing import Any
 
 from rich import box
 from rich.console import Console, Group, RenderableType
@@ -21,7 +21,7 @@ from rich.table import Table
 from rich.text import Text
 
 from forge_ray.outcome import Outcome
-from forge_ray.report.metrics import StepMetrics, finite
+from forge_ray.report.metrics import StepMetrics
 from forge_ray.report.records import pass_at_1
 from forge_ray.rollout import RolloutRecord
 
@@ -32,7 +32,7 @@ SHOWN_STEPS = 12
 
 
 def _number(value: float | None, form: str) -> str:
-    return "–" if value is None else format(value, form)
+    return "–" if value is None or not math.isfinite(value) else format(value, form)
 
 
 def _reward(step: StepMetrics) -> str:
@@ -129,9 +129,8 @@ class Progress:
         else:
             self.phase(name, f"{len(records)}/{total}" + (f" pass@1 {rate.pass_at_1:.2f}" if rate else ""))
 
-    def step(self, row: Mapping[str, Any] | StepMetrics) -> None:
+    def step(self, step: StepMetrics) -> None:
         """A training step ended."""
-        step = row if isinstance(row, StepMetrics) else StepMetrics.model_validate(finite(dict(row)))
         self._steps.append(step)
         self._phases = {name: detail for name, detail in self._phases.items() if name == "rollouts"}  # what came before a step has ended
         if self._live is None or not self._fits(self._table()):

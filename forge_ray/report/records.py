@@ -12,6 +12,7 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from forge_ray.outcome import RATED
+from forge_ray.report.metrics import read_evaluations
 from forge_ray.report.statistics import PassRate, pass_rate
 from forge_ray.rollout import RolloutRecord
 from forge_ray.run_dir import RunDir
@@ -70,20 +71,10 @@ def pass_at_1(records: Iterable[RolloutRecord]) -> PassRate | None:
     return pass_rate(by_task)
 
 
-def evaluation_points(by_label: Mapping[str, Iterable[RolloutRecord]], made_at: Mapping[str, int], last: int) -> list[tuple[int, PassRate]]:
-    """`(step, pass@1)` of every evaluation, by step.
-
-    `made_at` says at which step (label → step); without it `before` is 0, `after` is `last` and `step-12` is 12.
-    """
-    points = []
-    for label, records in by_label.items():
-        step = made_at.get(label, {"before": 0, "after": last}.get(label))
-        if step is None and label.startswith("step-"):
-            step = int(label.removeprefix("step-"))
-        rate = pass_at_1(records)
-        if rate is not None and step is not None:
-            points.append((step, rate))
-    return sorted(points, key=lambda point: point[0])
+def evaluation_points(run: RunDir, by_label: Mapping[str, Iterable[RolloutRecord]]) -> list[tuple[int, PassRate]]:
+    """`(step, pass@1)` of every evaluation that has ended, by step."""
+    rates = [(made["step"], pass_at_1(by_label.get(label, ()))) for label, made in read_evaluations(run.metrics).items()]
+    return sorted(((step, rate) for step, rate in rates if rate is not None), key=lambda point: point[0])
 
 
 def outcomes(records: Iterable[RolloutRecord]) -> dict[str, int]:

@@ -1,14 +1,21 @@
-"""Means and pass rates with 95 % intervals, without scipy.
+"""Means and shares over tasks with 95 % intervals, without scipy.
 
-`pass_rate` is pass@1 over tasks × samples. The samples of one task are not independent (an easy task passes eight times of eight), so
-a binomial interval over all of them would be far too narrow. The estimate is the mean of the task means, its variance is taken between
-tasks, and a Wilson score interval is drawn with the *effective* number of samples (Korn and Graubard 1998; Dean and Pagano 2015):
+The rollouts of one task are not independent (an easy task passes eight times of eight), so a binomial interval over all of them would be
+far too narrow. Every estimate is a mean of one value per task, and its variance is taken between tasks, which count as a random sample of
+their family.
 
-    v     = variance of the task means (ddof 1) / tasks
-    n_eff = p (1 − p) / v, at most the real number of samples; all tasks alike (v = 0): the number of tasks
+`share` is for values in [0, 1]: a Wilson score interval with the *effective* number of samples (Korn and Graubard 1998; Dean and Pagano
+2015):
+
+    v     = variance of the tasks' values (ddof 1) / tasks
+    n_eff = p (1 − p) / v, at most the real number of rollouts; all tasks alike (v = 0): the number of tasks
     n_adj = n_eff · (z / t)²   with t the Student quantile for tasks − 1 degrees of freedom
 
-Unlike a bootstrap it stays honest at 0 and 1, where every resample looks alike. The tasks count as a random sample of their family.
+`mean` is for other values: Student's interval.
+
+Both were chosen by simulation over resampling the tasks (percentiles, expanded ones, BCa, studentized). Of 6 tasks with 4 rollouts each and
+of differing difficulty, the resampled intervals of pass@4 and pass^4 hold the truth in 5 to 88 of 100 cases, because tasks that are all
+alike give resamples that are all alike; these do in 89 or more. Of differences, Student's hold it in 93 to 95, the others in 90 to 95.
 """
 
 from __future__ import annotations
@@ -16,10 +23,22 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from statistics import NormalDist
+from typing import NamedTuple
 
 from pydantic import AliasChoices, BaseModel, ConfigDict, Field
 
 Z = NormalDist().inv_cdf(0.975)
+
+
+class Interval(NamedTuple):
+    """A mean and its 95 % interval."""
+
+    mean: float
+    low: float
+    high: float
+
+    def __str__(self) -> str:
+        return f"{self.mean:.3f} [{self.low:.3f}, {self.high:.3f}]"
 
 
 class PassRate(BaseModel):
@@ -66,16 +85,30 @@ def wilson(p: float, n: float) -> tuple[float, float]:
 def pass_rate(passed: Mapping[str, Sequence[bool]]) -> PassRate | None:
     """pass@1 of `{task: [passed, …]}`; None without a single sample. Tasks without a sample are left out."""
     means = [sum(samples) / len(samples) for samples in passed.values() if len(samples)]
-    count, tasks = sum(len(samples) for samples in passed.values()), len(means)
+    count = sum(len(samples) for samples in passed.values())
+    found = share(means, count)
+    return None if found is None else PassRate(pass_at_1=found.mean, low=found.low, high=found.high, n=count, tasks=len(means))
+
+
+def share(values: Sequence[float], rollouts: int) -> Interval | None:
+    """Mean of one value in [0, 1] per task, of so many rollouts in all; None without a task. One task tells nothing of others."""
+    tasks = len(values)
     if not tasks:
         return None
-    p = sum(means) / tasks
+    p = sum(values) / tasks
     if tasks == 1:
-        return PassRate(pass_at_1=p, low=0.0, high=1.0, n=count, tasks=1)
-    variance = sum((mean - p) ** 2 for mean in means) / (tasks - 1) / tasks
-    effective = min(p * (1 - p) / variance, count) if variance > 0 else float(tasks)
-    low, high = wilson(p, effective * (Z / student_quantile(tasks - 1)) ** 2)
-    return PassRate(pass_at_1=p, low=low, high=high, n=count, tasks=tasks)
+        return Interval(p, 0.0, 1.0)
+    variance = sum((value - p) ** 2 for value in values) / (tasks - 1) / tasks
+    effective = min(p * (1 - p) / variance, rollouts) if variance > 0 else float(tasks)
+    return Interval(p, *wilson(p, effective * (Z / student_quantile(tasks - 1)) ** 2))
+
+
+def mean(values: Sequence[float], least: float, most: float) -> Interval | None:
+    """Mean of one value in [least, most] per task; None without a task. Tasks that are all alike give an interval of no width."""
+    middle, half = mean_ci(values)
+    if middle is None:
+        return None
+    return Interval(middle, *(least, most) if half is None else (max(middle - half, least), min(middle + half, most)))
 
 
 def mean_ci(values: Iterable[float]) -> tuple[float | None, float | None]:
@@ -86,9 +119,9 @@ def mean_ci(values: Iterable[float]) -> tuple[float | None, float | None]:
     # In units of a power of two about the largest of them: exact, and no sum or square of numbers near a double's end overflows.
     unit = 2.0 ** max(0, math.frexp(max(map(abs, numbers)))[1] - 500)
     numbers = [value / unit for value in numbers]
-    mean = math.fsum(numbers) / len(numbers)
+    middle = math.fsum(numbers) / len(numbers)
     if len(numbers) == 1:
-        return mean * unit, None
-    variance = math.fsum((value - mean) ** 2 for value in numbers) / (len(numbers) - 1)
+        return middle * unit, None
+    variance = math.fsum((value - middle) ** 2 for value in numbers) / (len(numbers) - 1)
     half = student_quantile(len(numbers) - 1) * math.sqrt(variance / len(numbers)) * unit
-    return mean * unit, half if math.isfinite(half) else None
+    return middle * unit, half if math.isfinite(half) else None

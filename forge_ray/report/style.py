@@ -17,7 +17,6 @@ h3 { font-size: 15px; margin: 0 0 2px; }
 svg { width: 100%; height: auto; display: block; overflow: visible; }
 svg text { font: 12px system-ui, sans-serif; fill: var(--soft); }
 svg .grid { stroke: var(--line); }
-svg .rule { stroke: var(--bad); stroke-dasharray: 4 4; }
 svg .curve { fill: none; stroke-width: 2; stroke-linejoin: round; }
 svg .point { stroke: var(--page); stroke-width: 2; }
 .legend { display: flex; gap: 20px; font-size: 13px; margin: 6px 0 0; }

@@ -60,9 +60,8 @@ def chart(
     y_label: str,
     x_label: str = "step",
     y_range: tuple[float, float] | None = None,
-    rule: tuple[float, str] | None = None,
 ) -> str:
-    """The SVG element; a sentence where there is nothing to draw. `rule` is a horizontal line with its name."""
+    """The SVG element; a sentence where there is nothing to draw."""
     known = [(x, y) for line in lines for x, y in zip(line.x, line.y, strict=True) if y is not None]
     known += [(x, bound) for group in points for x, _, low, high in group.values for bound in (low, high)]
     if not known:
@@ -92,9 +91,6 @@ def chart(
     parts.append(f'<text class="axis" x="{(LEFT + WIDTH - RIGHT) / 2:.0f}" y="{HEIGHT - 4}" text-anchor="middle">{escape(x_label)}</text>')
     turned = f'transform="translate(14 {(TOP + HEIGHT - BOTTOM) / 2:.0f}) rotate(-90)" text-anchor="middle"'
     parts.append(f'<text class="axis" {turned}>{escape(y_label)}</text>')
-    if rule and y_low <= rule[0] <= y_high:
-        parts.append(f'<line class="rule" x1="{LEFT}" x2="{WIDTH - RIGHT}" y1="{py(rule[0]):.1f}" y2="{py(rule[0]):.1f}"/>')
-        parts.append(f'<text class="tick" x="{WIDTH - RIGHT}" y="{py(rule[0]) - 5:.1f}" text-anchor="end">{escape(rule[1])}</text>')
     for line in lines:
         for stretch in _stretches(line):
             band = [(x, y, half) for x, y, half in stretch if half is not None]

@@ -94,5 +94,5 @@ def print_trajectory(calls: Sequence[Call], decode: Decode, record: RolloutRecor
 
 
 def _block(label: str, text: str) -> Iterator[str]:
-    for index, line in enumerate(text.split("\n") or [""]):
+    for index, line in enumerate(text.split("\n")):
         yield f"   {label if index == 0 else ' ' * len(label)} │ {line}"

@@ -17,9 +17,9 @@ from forge_ray.errors import UserError
 from forge_ray.outcome import Outcome
 from forge_ray.report.evaluation import text
 from forge_ray.report.evaluation.comparison import compare, compare_harnesses, sign_flip
-from forge_ray.report.evaluation.intervals import bootstrap
-from forge_ray.report.evaluation.passes import all_of, at_least_one, by_task, flips, mean, powers
+from forge_ray.report.evaluation.passes import all_of, at_least_one, by_task, flips, powers
 from forge_ray.report.evaluation.summary import outcomes_by_task, summarize
+from forge_ray.report.statistics import mean, share
 from forge_ray.rollout import RolloutRecord
 from forge_ray.run_dir import RunDir
 
@@ -46,20 +46,42 @@ def test_known_values() -> None:
 def test_tasks_without_enough_rollouts_are_left_out() -> None:
     passed = {"a": [True, False, True, True], "b": [False, False], "c": []}
     assert by_task(passed, at_least_one, 1) == {"a": 0.75, "b": 0.0} and by_task(passed, all_of, 4) == {"a": 0.0}
-    assert powers([passed]) == [1, 2] and powers([{"a": [True] * 6}]) == [1, 2, 4, 6] and powers([{}]) == [] and mean([]) is None
+    assert powers([passed]) == [1, 2] and powers([{"a": [True] * 6}]) == [1, 2, 4, 6] and powers([{}]) == []
 
 
-@pytest.mark.parametrize("tasks", [6, 30])
-def test_the_interval_covers(tasks: int) -> None:
-    """Of 95 % intervals about 95 % hold the truth, also with few tasks (of differing difficulty, 4 rollouts)."""
+@pytest.mark.parametrize("tasks", [6, 24])
+@pytest.mark.parametrize("difficulty", [(2, 2), (4, 1)])
+def test_the_intervals_of_estimates_cover(difficulty: tuple[float, float], tasks: int) -> None:
+    """Of 95 % intervals about 95 % hold the truth, also with few tasks (of differing difficulty, 4 rollouts), also near 0 and 1, where
+    tasks are drawn that are all alike."""
+    random, truth = np.random.default_rng(1), np.random.default_rng(2).beta(*difficulty, 1_000_000)
+    sought = {"at_least_one": (at_least_one, 1 - (1 - truth) ** 4), "all_of": (all_of, truth**4), "flips": (flips, 2 * truth * (1 - truth))}
+    hits = dict.fromkeys(sought, 0)
+    for _ in range(400):
+        passes = random.binomial(4, random.beta(*difficulty, tasks))
+        for name, (estimate, right) in sought.items():
+            interval = share([estimate(4, int(c), 2 if name == "flips" else 4) for c in passes], 4 * tasks)
+            assert interval is not None and 0 <= interval.low <= interval.mean <= interval.high <= 1
+            hits[name] += bool(interval.low <= right.mean() <= interval.high)
+    assert min(hits.values()) >= 368, hits
+
+
+@pytest.mark.parametrize("tasks", [4, 6, 24])
+def test_the_intervals_of_differences_cover(tasks: int) -> None:
     random, hits = np.random.default_rng(1), 0
     for _ in range(400):
-        shares = random.binomial(4, random.beta(2, 2, tasks)) / 4
-        interval = bootstrap(shares.tolist())
-        assert interval is not None and interval.low <= interval.mean <= interval.high
-        hits += interval.low <= 0.5 <= interval.high
-    assert 368 <= hits <= 396
-    assert bootstrap([]) is None and bootstrap([0.5]) == (0.5, 0.5, 0.5) and bootstrap([0.1, 0.9]) == bootstrap([0.1, 0.9])
+        there = random.beta(2, 3, tasks)
+        here = there + 0.2 * random.random(tasks) * (1 - there)
+        differences = (random.binomial(4, here) - random.binomial(4, there)) / 4
+        interval = mean(differences.tolist(), -1.0, 1.0)
+        assert interval is not None and -1 <= interval.low <= interval.mean <= interval.high <= 1
+        hits += interval.low <= 0.06 <= interval.high
+    assert 364 <= hits <= 396, hits
+
+
+def test_what_one_task_says_of_others_is_nothing() -> None:
+    assert share([0.5], 4) == (0.5, 0.0, 1.0) and mean([0.5], -1.0, 1.0) == (0.5, -1.0, 1.0)
+    assert share([], 0) is None and mean([], 0.0, 1.0) is None
 
 
 def test_sign_flips_of_small_samples_are_exact() -> None:
@@ -116,7 +138,13 @@ def test_an_evaluation_by_harness_and_kind(tmp_path: Path) -> None:
     assert x.flips is not None and x.flips.mean == pytest.approx((0 + 2 / 3 + 0) / 3)
     assert found.by_kind["find"].rate.pass_at_1 == 0.125
     assert outcomes_by_task(records)["x"]["a2"] == [True, True, False, False]
-    assert found.whole.all_of[1] == bootstrap([1.0, 0.75, 0.125]), "what two harnesses make of a task is one value of it"
+    assert found.whole.all_of[1] == share([1.0, 0.75, 0.125], 24), "what two harnesses make of a task is one value of it"
+    assert found.whole.at_least_one[1] == (found.whole.rate.pass_at_1, found.whole.rate.low, found.whole.rate.high), "it is pass@1"
+    numbers = found.numbers()
+    assert numbers["pass_at_1"] == pytest.approx(0.625) and numbers["harnesses"]["x"]["pass_all_k"] == pytest.approx(1 / 3)
+    assert numbers["kinds"]["find"] | {"low": 0, "high": 0} == {
+        "pass_at_1": 0.125, "low": 0, "high": 0, "rollouts": 8, "tasks": 1, "k": 4, "pass_at_k": 0.5, "pass_all_k": 0.0, "flip_rate": 0.25,
+    }  # fmt: skip
     assert json.loads(json.dumps(found.tree(), allow_nan=False))["by_harness"]["x"]["pass^k"]["4"]["mean"] == pytest.approx(1 / 3)
     printed = "\n".join(text.lines(found))
     assert "pass^k" in printed and "by harness:\n  x  pass@1 0.500" in printed and "flip rate" in printed

@@ -204,6 +204,8 @@ def test_the_newest_and_the_best_checkpoints_are_kept_and_what_they_stand_on(tmp
     with MetricsWriter(run.metrics) as writer:
         for step in range(1, 11):
             writer.append(StepMetrics(step=step, reward_mean=0.9 if step == 3 else step / 20))
+            if step in rates:
+                writer.append({"event": "eval", "label": f"step-{step}", "step": step})
     for step, rate in rates.items():
         for sample in range(4):
             folder = run.rollouts / f"eval-step-{step}-000-{sample}"

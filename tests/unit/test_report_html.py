@@ -102,11 +102,12 @@ def make_run(root: Path, *, steps: int = 12, said: str = "echo 137 > plain-dog.t
             reward = 0.9 - 0.7 * math.exp(-step / 3) + random_source.gauss(0, 0.02)
             metrics.append(
                 {
-                    "event": "step", "step": step, "version": f"1.{step}", "step_s": 4.0, "reward_mean": reward, "reward_ci": 0.09,
+                    "event": "step", "step": step, "version": f"1.{step}", "seconds": 4.0, "reward_mean": reward, "reward_ci": 0.09,
                     "outcomes": {"ok": 60, "truncated": 4}, "tokens": 900, "logprob_diff": abs(random_source.gauss(2e-7, 1e-7)),
                 }
             )  # fmt: skip
-        metrics.append({"event": "eval", "label": "step-6", "step": 6})
+        for label, step in (("before", 0), ("step-6", 6), ("after", steps)):
+            metrics.append({"event": "eval", "label": label, "step": step})
     sessions = []
     for label, share in (("before", 0.25), ("step-6", 0.6), ("after", 0.75)):
         for number in range(8):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
-from forge_ray.report.metrics import MetricsWriter, StepMetrics, read_evaluation_steps, read_metrics
+from forge_ray.report.metrics import MetricsWriter, StepMetrics, read_evaluations, read_metrics
 from forge_ray.report.phases import Phase, PhaseLog, read_phases, seconds_by_phase
 
 
@@ -41,15 +41,8 @@ def test_foreign_lines_are_left_out_and_evaluations_are_apart(tmp_path: Path) ->
     path = tmp_path / "metrics.jsonl"
     path.write_bytes(b'\xff\xfe\n[1]\n"text"\n{"event":"eval","label":"before","step":0,"pass@1":0.2}\n{"step":"x"}\n{"step":3}\n')
     assert [row.step for row in read_metrics(path)] == [3]
-    assert read_evaluation_steps(path) == {"before": 0}
+    assert {label: row["step"] for label, row in read_evaluations(path).items()} == {"before": 0}
     assert read_metrics(tmp_path / "missing") == []
-
-
-def test_the_names_of_batch_and_trainer_are_understood() -> None:
-    row = StepMetrics.model_validate(
-        {"step": 1, "step_s": 4.0, "groups_degenerate": 2, "tokens": 900, "tokens_trained": 300, "train_s": 0.5}
-    )
-    assert (row.seconds, row.degenerate_groups, row.tokens, row.train_tokens_per_s) == (4.0, 2, 300, 600.0)
 
 
 def test_overlapping_phases_count_once_in_the_total(tmp_path: Path) -> None:

@@ -13,13 +13,11 @@ from forge_ray.report.progress import Progress
 from forge_ray.report.summary import Summary
 from forge_ray.rollout import RolloutRecord
 
-ROW = {
-    "event": "step", "step": 3, "step_s": 4.25, "reward_mean": 0.5, "reward_ci": 0.081, "pass_rate": 0.5,
-    "staleness_mean": 0.4, "staleness_max": 1,
-    "outcomes": {"ok": 60, "truncated": 3, "sandbox": 1}, "rollout_tokens_per_s": 210.4, "tokens_trained": 900, "train_s": 0.5,
-    "loss": -0.0123,
-    "kl": 0.001, "logprob_diff": 2e-7, "sync_s": 0.06,
-}  # fmt: skip
+STEP = StepMetrics(
+    step=3, seconds=4.25, reward_mean=0.5, reward_ci=0.081, pass_rate=0.5, staleness_mean=0.4, staleness_max=1,
+    outcomes={"ok": 60, "truncated": 3, "sandbox": 1}, rollout_tokens_per_s=210.4, train_tokens_per_s=1800.0, loss=-0.0123, kl=0.001,
+    logprob_diff=2e-7, sync_s=0.06,
+)  # fmt: skip
 
 
 def console(width: int | None = None) -> tuple[Console, io.StringIO]:
@@ -38,7 +36,7 @@ def record(number: int, reward: float | None) -> RolloutRecord:
 def test_a_step_is_one_plain_line() -> None:
     target, text = console()
     with Progress(15, console=target) as progress:
-        progress.step(ROW)
+        progress.step(STEP)
     (line,) = text.getvalue().splitlines()
     for part in (
         "step 3/15", "reward 0.500 ±0.081", "pass 0.50", "ok/trunc/err 60/3/1", "staleness 0.40 ≤1", "210/1800", "loss -0.0123",
@@ -49,14 +47,14 @@ def test_a_step_is_one_plain_line() -> None:
 
 
 def test_a_step_that_teaches_nothing_says_so() -> None:
-    row = {"step": 1, "groups": 8, "groups_degenerate": 8}
-    said = signal.warning(StepMetrics.model_validate({**row, "reward_mean": 0.0}))
+    silent = StepMetrics(step=1, groups=8, degenerate_groups=8, reward_mean=0.0)
+    said = signal.warning(silent)
     assert said is not None and "all rollouts of each group got the same reward (0); nothing was trained" in said and "easier" in said
-    assert "harder" in (signal.warning(StepMetrics.model_validate({**row, "reward_mean": 1.0})) or "")
-    assert "larger train.group_size" in (signal.warning(StepMetrics.model_validate({**row, "reward_mean": 0.5})) or "")
-    for taught in ({"groups_degenerate": 7}, {"groups": None}):
-        assert signal.warning(StepMetrics.model_validate({**row, **taught})) is None
-    steps = [StepMetrics.model_validate({**row, "groups_degenerate": n}) for n in (8, 3, 8)]
+    assert "harder" in (signal.warning(silent.model_copy(update={"reward_mean": 1.0})) or "")
+    assert "larger train.group_size" in (signal.warning(silent.model_copy(update={"reward_mean": 0.5})) or "")
+    for taught in ({"degenerate_groups": 7}, {"groups": None}):
+        assert signal.warning(silent.model_copy(update=taught)) is None
+    steps = [silent.model_copy(update={"degenerate_groups": n}) for n in (8, 3, 8)]
     assert signal.untaught(steps) == 2
     assert "2 of 3 steps trained nothing: all rollouts" in "\n".join(Summary(name="x", seed=0, steps=3, untaught_steps=2).lines())
 
@@ -64,7 +62,7 @@ def test_a_step_that_teaches_nothing_says_so() -> None:
 def test_what_is_not_known_is_a_dash() -> None:
     target, text = console()
     with Progress(console=target) as progress:
-        progress.step({"step": 1, "loss": float("nan"), "outcomes": {}})
+        progress.step(StepMetrics(step=1, loss=float("nan")))
     assert "loss –" in text.getvalue() and "nan" not in text.getvalue()
 
 
@@ -91,7 +89,7 @@ def test_a_table_where_it_fits_and_lines_where_not() -> None:
     for width, table in ((140, True), (80, False)):
         target, text = console(width)
         with Progress(15, title="demo", console=target) as progress:
-            progress.step(ROW)
+            progress.step(STEP)
         shown = text.getvalue()
         assert ("demo  step 3 of 15" in shown) is table
         assert ("step 3/15 · reward" in shown) is not table

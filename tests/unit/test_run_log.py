@@ -17,6 +17,7 @@ from rich.console import Console
 from forge_ray.errors import UserError
 from forge_ray.job.run_log import run_log
 from forge_ray.job.runtime import RunFailed
+from forge_ray.report.metrics import StepMetrics
 from forge_ray.report.progress import Progress
 from forge_ray.run_dir import RunDir
 
@@ -54,7 +55,7 @@ def test_it_has_phases_steps_and_warnings_with_times(run: RunDir, terminal: bool
     with run_log(run), Progress(2, console=Console(file=io.StringIO(), force_terminal=terminal, width=200)) as progress:
         progress.phase("serve", "starting the engine")
         progress.done("serve", "http://127.0.0.1:1")
-        progress.step({"step": 1, "groups": 8, "groups_degenerate": 5})
+        progress.step(StepMetrics(step=1, groups=8, degenerate_groups=5))
         progress.warn("step 1: odd")
     words = [re.sub(r"^\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3} ", "", line) for line in lines(run)]
     found = [line.split(": ", 1)[1] for line in words[1:]]

@@ -14,8 +14,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from forge_ray.report.evaluation.intervals import Interval, bootstrap
 from forge_ray.report.evaluation.passes import Passed
+from forge_ray.report.statistics import Interval, mean
 
 EXACT = 16
 """Tasks up to which every sign change is looked at."""
@@ -34,7 +34,7 @@ class Comparison:
     """pass@1 over those tasks."""
     there: float
     difference: Interval
-    """here − there, with its bootstrap interval over tasks."""
+    """here − there, with Student's interval over tasks."""
     p: float
     """Two-sided, of the paired sign-flip test."""
     better: int
@@ -76,7 +76,7 @@ def _of(pairs: Mapping[str, Sequence[Pair]]) -> Comparison | None:
         np.array([np.mean([np.mean(pair[side]) for pair in pairs[task]]) for task in sorted(pairs)], np.float64) for side in (0, 1)
     )
     differences = ours - theirs
-    interval = bootstrap(differences.tolist())
+    interval = mean(differences.tolist(), -1.0, 1.0)
     assert interval is not None
     return Comparison(
         tasks=len(pairs),

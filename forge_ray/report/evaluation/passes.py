@@ -49,12 +49,6 @@ def powers(parts: Iterable[Passed]) -> list[int]:
     return found if not found or found[-1] == most else [*found, most]
 
 
-def mean(values: Iterable[float]) -> float | None:
-    """Mean over tasks; None without one."""
-    numbers = list(values)
-    return sum(numbers) / len(numbers) if numbers else None
-
-
 def _check(n: int, c: int, k: int) -> None:
     if not 1 <= k <= n or not 0 <= c <= n:
         raise ValueError(f"{c} of {n} rollouts passed: no estimate for k = {k}")

@@ -7,10 +7,9 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from typing import Any
 
-from forge_ray.report.evaluation.intervals import Interval, bootstrap
 from forge_ray.report.evaluation.passes import Estimate, all_of, at_least_one, by_task, flips, powers
 from forge_ray.report.records import family, pass_at_1, passed
-from forge_ray.report.statistics import PassRate
+from forge_ray.report.statistics import Interval, PassRate, share
 from forge_ray.rollout import RolloutRecord
 
 
@@ -19,7 +18,7 @@ class Estimates:
     """What a set of rated rollouts says."""
 
     rate: PassRate
-    """pass@1 with an interval that is honest at 0 and 1 too."""
+    """pass@1."""
     at_least_one: dict[int, Interval] = field(default_factory=dict)
     """pass@k by k."""
     all_of: dict[int, Interval] = field(default_factory=dict)
@@ -40,6 +39,20 @@ class Estimates:
             "flip_rate": self.flips._asdict() if self.flips else None,
         }
 
+    def numbers(self) -> dict[str, Any]:
+        """For a line of metrics: names that every sink takes, estimates of k for the largest one."""
+        rate = self.rate
+        found = {"pass_at_1": rate.pass_at_1, "low": rate.low, "high": rate.high, "rollouts": rate.n, "tasks": rate.tasks}
+        if self.flips is not None:
+            most = max(self.at_least_one)
+            found |= {
+                "k": most,
+                "pass_at_k": self.at_least_one[most].mean,
+                "pass_all_k": self.all_of[most].mean,
+                "flip_rate": self.flips.mean,
+            }
+        return found
+
 
 @dataclass(frozen=True)
 class EvaluationSummary:
@@ -53,6 +66,11 @@ class EvaluationSummary:
         """For JSON."""
         parts = {"by_harness": self.by_harness, "by_kind": self.by_kind}
         return {**self.whole.tree(), **{name: {key: one.tree() for key, one in part.items()} for name, part in parts.items()}}
+
+    def numbers(self) -> dict[str, Any]:
+        """For a line of metrics."""
+        parts = {"harnesses": self.by_harness, "kinds": self.by_kind}
+        return {**self.whole.numbers(), **{name: {key: one.numbers() for key, one in part.items()} for name, part in parts.items() if part}}
 
 
 def outcomes_by_task(records: Iterable[RolloutRecord]) -> dict[str, dict[str, list[bool]]]:
@@ -82,10 +100,12 @@ def estimate(records: list[RolloutRecord]) -> Estimates | None:
     def of(function: Estimate, k: int) -> Interval | None:
         # Tasks are what is drawn: what several harnesses make of one task is no further task.
         values: dict[str, list[float]] = defaultdict(list)
+        rollouts = 0
         for tasks in harnesses.values():
             for task, value in by_task(tasks, function, k).items():
                 values[task].append(value)
-        return bootstrap([sum(several) / len(several) for several in values.values()])
+                rollouts += len(tasks[task])
+        return share([sum(several) / len(several) for several in values.values()], rollouts)
 
     def by_k(function: Estimate) -> dict[int, Interval]:
         found = {k: of(function, k) for k in powers(harnesses.values())}

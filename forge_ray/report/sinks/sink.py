@@ -9,6 +9,8 @@ from forge_ray.report.records import harness_title
 
 PREFIX = {"step": "", "eval": "eval/"}
 """Of a number's name, by the event of its line."""
+WHEN = ("step", "ended")
+"""Numbers of a line that say when, not what."""
 
 
 class Sink(Protocol):
@@ -37,5 +39,5 @@ def _flat(row: Mapping[str, Any], prefix: str) -> Iterator[tuple[str, float]]:
         if isinstance(value, Mapping):
             # The path of a harness from a file would make a name that MLflow refuses, and nobody reads.
             yield from _flat(value, f"{prefix}{harness_title(name)}/")
-        elif isinstance(value, int | float) and value == value and abs(value) != float("inf") and name != "step":
+        elif isinstance(value, int | float) and value == value and abs(value) != float("inf") and name not in WHEN:
             yield f"{prefix}{name}", float(value)

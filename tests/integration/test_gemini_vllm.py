@@ -185,16 +185,19 @@ async def test_counting_samples_nothing_and_is_exact(rig: EdgeRig) -> None:
     assert (await api.models.count_tokens(model="policy", contents="word " * (2 * WINDOW))).total_tokens > WINDOW
 
 
-async def test_an_output_cap_is_an_upper_bound(rig: EdgeRig) -> None:
+async def test_an_output_cap_is_an_upper_bound_and_a_stop_string_ends_the_reply(rig: EdgeRig) -> None:
     api = client(rig, "cap")
     for cap in (65536, 1):
         reply = await api.models.generate_content(
             model="policy", contents="say one", config=types.GenerateContentConfig(max_output_tokens=cap)
         )
         assert reply.candidates[0].finish_reason == (types.FinishReason.STOP if cap > 1 else types.FinishReason.MAX_TOKENS)
+    until = types.GenerateContentConfig(stop_sequences=["ne"])
+    assert (await api.models.generate_content(model="policy", contents="say one", config=until)).text == "o"
     assert await rig.edge.drained("cap", 120)
-    whole, cut = rig.calls("cap")
+    whole, cut, stopped = rig.calls("cap")
     assert (whole.max_tokens, cut.max_tokens) == (WINDOW - len(whole.prompt_ids), 1) and (whole.reply, cut.reply) == ("answer", "length")
+    assert (stopped.stop_reason, stopped.reply, rig.tokenizer.decode(stopped.ids)) == ("ne", "answer", "one")
 
 
 @pytest.mark.parametrize("method", ["generateContent", "streamGenerateContent?alt=sse", "streamGenerateContent"])

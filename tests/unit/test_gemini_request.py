@@ -62,7 +62,8 @@ def test_snake_case_single_objects_and_nulls_mean_the_same() -> None:
         "safety_settings": None,
     }
     assert chat(camel) == chat(snake)
-    assert chat(camel)["messages"] == [{"role": "user", "content": "hi"}]
+    made = chat(camel)
+    assert made["messages"] == [{"role": "user", "content": "hi"}] and (made["max_completion_tokens"], made["stop"]) == (9, ["x"])
 
 
 def calling(mode: str, *allowed: str) -> dict[str, Any]:

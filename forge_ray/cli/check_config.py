@@ -152,7 +152,7 @@ def template(config: Config) -> list[Finding]:
     import yaml
 
     from forge_ray import ray_env
-    from forge_ray.job.sources import SourceError, resolve
+    from forge_ray.job.sources import resolve
     from forge_ray.model_files import MODEL_FIX, policy_problem
     from forge_ray.run_dir import RunDir
 
@@ -160,8 +160,8 @@ def template(config: Config) -> list[Finding]:
         run = RunDir(Path(directory)).create()
         try:
             model = asyncio.run(resolve(config.policy.model, "policy.model", "model", run, config.seed))
-        except (UserError, SourceError) as error:
-            return [Finding("policy.model", str(error), False, fix="mend the function")]
+        except UserError as error:
+            return [Finding("policy.model", error.problem, False, fix="mend the function")]
         if (problem := policy_problem(config.policy, model)) is not None:
             return [Finding("policy.model", problem, False, fix=MODEL_FIX)]
         run.config.write_text(yaml.safe_dump(config.model_dump(mode="json")))
@@ -205,7 +205,14 @@ def harnesses(config: Config) -> Iterator[Finding]:
     from forge_ray.harnesses.harness import get
 
     for entry in config.harnesses:
-        missing = get(entry.name, entry.options).check()
+        harness = get(entry.name, entry.options)
+        try:
+            missing, _ = harness.check(), harness.version()
+        except UserError:
+            raise
+        except Exception as error:  # a person's own class
+            problem = f"it cannot be checked ({type(error).__name__}: {error})"
+            raise UserError(problem, where=f"harness {entry.name}", fix="mend the file") from error
         if missing:
             yield Finding(f"harness {entry.name}", missing[0].what, False, fix=missing[0].fix)
         else:

@@ -53,11 +53,8 @@ def run(arguments: argparse.Namespace) -> int:
     except KeyboardInterrupt:
         print(f"stopped; continue with: forge-ray train --resume {directory.root}", flush=True)
         raise
-    except UserError:
-        discard(directory)
-        raise
-    except SourceError:
-        discard(directory, but_logs=True)
+    except UserError as error:
+        discard(directory, but_logs=isinstance(error, SourceError))
         raise
     if shutil.which("forge-ray") is None:
         print(f"for forge-ray's other commands: . {Path(sys.prefix) / 'bin' / 'activate'}")

@@ -240,7 +240,7 @@ BUILT_IN = {
 
 
 def get(name: str, options: dict[str, Any] | None = None) -> Harness:
-    """The adapter `name`: a built-in one, or `file.py:Class`. Raises `UserError` for an unknown name or option."""
+    """The adapter `name`: a built-in one, or `file.py:Class`. Raises `UserError` for an unknown name or option, or a file that fails."""
     where = f"harness {name}"
     kind = _built_in(name) if name in BUILT_IN else _own(name, where)
     try:
@@ -251,7 +251,10 @@ def get(name: str, options: dict[str, Any] | None = None) -> Harness:
         if first["type"] == "extra_forbidden":
             raise UserError(f"unknown option {key}", where=where, fix=f"it has {', '.join(sorted(kind.Options.model_fields))}") from None
         raise UserError(f"option {key} = {first['input']!r} is refused: {first['msg']}", where=where, fix="correct the value") from None
-    return kind(name, parsed)
+    try:
+        return kind(name, parsed)
+    except Exception as error:  # a person's own class, of which `configure` may be missing
+        raise UserError(f"{kind.__name__} cannot be made ({type(error).__name__}: {error})", where=where, fix="mend the file") from error
 
 
 def _built_in(name: str) -> type[Harness]:

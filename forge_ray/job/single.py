@@ -15,6 +15,7 @@ from forge_ray.job import library, stall, state
 from forge_ray.job.run_log import run_log
 from forge_ray.job.runtime import Runtime
 from forge_ray.job.scheduler import TaskRef
+from forge_ray.job.sources import SourceError
 from forge_ray.model_files import policy_problem
 from forge_ray.report.progress import Progress
 from forge_ray.rollout import RolloutRecord, RolloutRequest
@@ -81,15 +82,17 @@ def calls(run: RunDir, record: RolloutRecord):
 
 def in_runtime(config: Config, run: RunDir, work, first=None):
     """Run the coroutine function `work(runtime, progress)` with Ray up, and take everything down again. `first(runtime)` comes before Ray
-    starts. A command that is refused leaves no run directory."""
+    starts, which it does not where that has the result already. A command that is refused leaves no run directory."""
 
     async def main():
         with Progress(title=config.name) as progress:
             async with Runtime(config, run) as runtime:
                 if first is not None:
                     progress.phase("inputs", "tasks")
-                    await first(runtime)
+                    result = await first(runtime)
                     progress.done("inputs")
+                    if result is not None:
+                        return result
                 progress.phase("Ray", "starting")
                 runtime.connect()
                 runtime.require_resources(training=False)
@@ -102,8 +105,8 @@ def in_runtime(config: Config, run: RunDir, work, first=None):
             return asyncio.run(main())
     except asyncio.CancelledError:
         raise KeyboardInterrupt from None
-    except UserError:
-        state.discard(run)
+    except UserError as error:
+        state.discard(run, but_logs=isinstance(error, SourceError))
         raise
 
 

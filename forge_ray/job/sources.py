@@ -17,7 +17,7 @@ import sys
 from pathlib import Path
 
 from forge_ray.config import Sft, Source
-from forge_ray.errors import ForgeRayError, UserError
+from forge_ray.errors import UserError
 from forge_ray.run_dir import RunDir
 
 
@@ -32,8 +32,8 @@ PASSED = ("seed", "run")
 """Keywords that a function is given beside its options, `run` where it names it."""
 
 
-class SourceError(ForgeRayError):
-    """The user's function failed; the message holds its last line and where the full output lies."""
+class SourceError(UserError):
+    """The user's function failed; the message holds its last line and where the full output lies, which is to be kept."""
 
 
 async def resolve(source: Source, field: str, name: str, run: RunDir, seed: int, environment: dict[str, str] | None = None) -> Path:
@@ -79,7 +79,7 @@ async def resolve(source: Source, field: str, name: str, run: RunDir, seed: int,
     if code == 2:
         raise UserError(_last_line(log), where=field)
     if code != 0:
-        raise SourceError(f"{field}: {file.name}:{function} failed ({_last_line(log)}); its output is in {log}")
+        raise SourceError(f"{file.name}:{function} failed ({_last_line(log)})", where=field, fix=f"its output is in {log}")
     os.replace(building, target)
     return target
 

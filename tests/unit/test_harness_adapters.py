@@ -387,6 +387,9 @@ class Mine(Harness):
 
 class Other:
     pass
+
+class Half(Harness):
+    pass
 """
 
 
@@ -407,6 +410,7 @@ def test_your_own_adapter(tmp_path: Path) -> None:
         ("{tmp}/none.py:Mine", {}, "no file"),
         ("{tmp}/mine.py:Other", {}, "no class Other"),
         ("{tmp}/broken.py:Mine", {}, "cannot be imported (SyntaxError"),
+        ("{tmp}/mine.py:Half", {}, "Half cannot be made (TypeError: "),
     ],
 )
 def test_what_cannot_be_used_is_refused_in_one_line(tmp_path: Path, name: str, options: dict[str, int], words: str) -> None:

@@ -59,7 +59,8 @@ class Connection(asyncio.Protocol):
     def connection_lost(self, error: Exception | None) -> None:
         self.closed = True
         if self._waiting is not None and not self._waiting.done():
-            self._waiting.set_exception(Refused(f"the connection was closed after {len(self.buffer)} bytes"))
+            end = bytes(self.buffer[-300:])
+            self._waiting.set_exception(Refused(f"closed after {len(self.buffer)} bytes ({error}), the last {end!r}"))
 
     async def ask(self, path: str, headers: str, body: bytes) -> None:
         """Send a request and wait for the whole response. Raises `Refused`."""
@@ -156,7 +157,7 @@ class Load:
                 found["latencies"].append(time.perf_counter() - began)
                 found["first"].append(connection.first - began)
                 if connection.status != 200 or (order.streamed and b"[DONE]" not in connection.buffer[-40:]):
-                    raise Refused(f"{order}: {bytes(connection.buffer[:600])!r}")
+                    raise Refused(f"{bytes(connection.buffer[:600])!r}")
                 conversation.answered()
 
         await asyncio.gather(*map(worker, server.connections, share, counts))
@@ -177,7 +178,7 @@ async def main() -> None:
                 answer = await load.run(Order(**order))
             print(json.dumps({"answer": answer}), flush=True)
         except Exception as error:
-            print(json.dumps({"error": f"{type(error).__name__}: {error}"}), flush=True)
+            print(json.dumps({"error": f"{type(error).__name__}: {error}, at {order}"}), flush=True)
 
 
 if __name__ == "__main__":

@@ -18,6 +18,7 @@ def run(arguments: argparse.Namespace) -> int:
     if arguments.seeds < 1:
         raise UserError(f"--seeds {arguments.seeds} is no number of seeds", where="--seeds", fix="give at least 1")
     from forge_ray.cli.check import require
+    from forge_ray.cli.train import NOT_OFFLINE
     from forge_ray.study import ablation
     from forge_ray.study.study import Study
 
@@ -28,7 +29,7 @@ def run(arguments: argparse.Namespace) -> int:
     seeds = range(config.seed, config.seed + arguments.seeds)
     with Study(root, lambda line: print(line, flush=True)) as study:
         study.open(config, {"over": arguments.over, "seeds": list(seeds)}, free=["seed"])
-        require(config)
+        require(config, without=NOT_OFFLINE if config.train.offline is not None else ())
         shared = ", one start for each seed" if ablation.shared_start(config, found) else ""
         print(f"study: {root}, {len(found)} settings × {len(seeds)} seeds{shared}", flush=True)
         study.run(ablation.cells(config, found, seeds))

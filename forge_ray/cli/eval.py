@@ -44,13 +44,14 @@ def run(arguments: argparse.Namespace) -> int:
         return 1
     tree: dict[str, Any] = {"checkpoint": str(model or "initial"), "run": str(begun.directory.root), **summary.tree()}
     tree["passed"] = outcomes_by_task(records)
+    write_json(begun.directory.root / "evaluation.json", tree)  # whatever becomes of the other side
     if arguments.against:
         if against is None:
             against, _ = _evaluate(heldout.begin(config, other, samples))
         compared = comparison.compare_harnesses(outcomes_by_task(records), outcomes_by_task(against))
         print("\n".join(text.comparison_lines(arguments.checkpoint or str(model or "the initial policy"), arguments.against, compared)))
         tree["against"] = {"what": arguments.against, **asdict(compared), "difference": compared.difference._asdict()} if compared else None
-    write_json(begun.directory.root / "evaluation.json", tree)
+        write_json(begun.directory.root / "evaluation.json", tree)
     if arguments.json:
         write_json(Path(arguments.json), tree)
     return 0

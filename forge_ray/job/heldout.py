@@ -15,6 +15,7 @@ from forge_ray.job import library, single, state
 from forge_ray.job.evaluate import evaluate
 from forge_ray.job.runtime import Runtime
 from forge_ray.job.scheduler import TaskRef
+from forge_ray.outcome import RATED
 from forge_ray.report.phases import PhaseLog
 from forge_ray.report.progress import Progress
 from forge_ray.rollout import RolloutRecord
@@ -36,14 +37,16 @@ class Heldout:
     """Rollouts of every held-out task."""
 
     def run(self) -> list[RolloutRecord]:
-        """What is missing of it; the records of all of it."""
+        """What is missing of it; the records of all of it. Where nothing is missing, nothing is started."""
         tasks: list[TaskRef] = []
         done = [record for record in library.records(self.directory) if record.purpose == "eval"]
 
-        async def first(runtime: Runtime) -> None:
+        async def first(runtime: Runtime) -> list[RolloutRecord] | None:
             tasks.extend((await runtime.tasks())[1])
             if not tasks:
                 raise UserError("tasks.heldout is not set", where="forge-ray eval", fix="name the held-out tasks in the config")
+            rated = {record.key: record for record in done if record.outcome in RATED}
+            return list(rated.values()) if len(rated) == self._wanted(tasks) else None
 
         async def work(runtime: Runtime, progress: Progress) -> list[RolloutRecord]:
             client = await single.start_proxy(runtime, progress, self.checkpoint)
@@ -51,10 +54,13 @@ class Heldout:
             with PhaseLog(self.directory.phases).phase(LABEL):
                 async for record in evaluate(self.config, runtime.pools(client), tasks, LABEL, self.samples, done):
                     records.append(record)
-                    progress.evaluation(LABEL, records, len(tasks) * self.samples * len(self.config.harnesses))
+                    progress.evaluation(LABEL, records, self._wanted(tasks))
             return records
 
         return single.in_runtime(self.config, self.directory, work, first)
+
+    def _wanted(self, tasks: list[TaskRef]) -> int:
+        return len(tasks) * self.samples * len(self.config.harnesses)
 
 
 def begin(config: Config, checkpoint: Path | None, samples: int) -> Heldout:

@@ -173,7 +173,7 @@ def test_a_comparison_is_said_in_words() -> None:
     there = {f"t{number}": [False, True] for number in range(8)}
     assert len(list(text.comparison_lines("a", "b", compare(here, there)))) == 1
     assert "does not tell the two apart" in "\n".join(text.comparison_lines("a", "b", compare(here, here)))
-    assert list(text.comparison_lines("a", "b", None)) == ["a and b have no task in common"]
+    assert list(text.comparison_lines("a", "b", None)) == ["a and b have no task in common on which both have a reward"]
 
 
 def test_the_evaluation_of_a_run_directory(tmp_path: Path) -> None:

@@ -36,7 +36,7 @@ def _part(part: Estimates) -> str:
 def comparison_lines(name: str, other: str, compared: Comparison | None) -> Iterator[str]:
     """The paired comparison of `name` with `other`."""
     if compared is None:
-        yield f"{name} and {other} have no task in common"
+        yield f"{name} and {other} have no task in common on which both have a reward"
         return
     yield f"{name} against {other}: {compared}"
     if compared.p >= SURE:

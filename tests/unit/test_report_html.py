@@ -277,12 +277,14 @@ def test_a_curve_of_each_harness(tmp_path: Path) -> None:
         for step in (1, 2, 3):
             values = {"react": {"rollouts": 8, "reward_mean": step / 4}, "co<dex": {"rollouts": 8, "reward_mean": 0.1}}
             metrics.append({"event": "step", "step": step, "reward_mean": 0.4, "harnesses": values if step > 1 else None})
+        metrics.append({"event": "eval", "label": "before", "step": 0})
     for harness in ("react", "co<dex"):
         made = record(f"eval-before-{harness[:2]}-0", tmp_path / "task", Outcome.OK, 1.0, 1.0)
         write_record(run, made.model_copy(update={"harness": harness}))
     page = html.render(run)
     assert "react" in page and "co&lt;dex" in page and "co<dex" not in page
     assert page.count("<tr><th>in ") == 2, "pass@1 in each"
+    assert "react, step 3: 0.75" in page and "held-out in react, step 0: 1.000 [" in page and "held-out in co&lt;dex, step 0:" in page
 
 
 def test_how_old_the_tokens_were_and_who_waited(tmp_path: Path) -> None:

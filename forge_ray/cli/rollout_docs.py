@@ -28,7 +28,7 @@ data/ratings/purpose=train/step-000012.parquet what a served teacher says of ste
 
 `store.location: s3://bucket/path` (or `gs://…`, or whatever [pyarrow](https://arrow.apache.org/docs/python/filesystems.html) or fsspec
 knows; parameters as in `?region=…&endpoint_override=…`) puts them there, below the run's name. Credentials are those of the environment.
-Tested here against a local S3 server and an in-memory file system.
+Tested here against local servers of S3 and of Google's storage, and an in-memory file system.
 
 Files are only added, each whole before it can be seen, so any number of readers may look while a run writes. A rollout appears some
 `store.flush_s` seconds after it ended. Nothing depends on that: the recording ([recording.md](recording.md)) and

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -442,6 +444,36 @@ def test_fsspec_file_systems_work(tmp_path: Path) -> None:
 def test_a_location_that_nothing_knows_is_refused() -> None:
     with pytest.raises(UserError, match=r"nowhere://x.*names no file system"):
         Location.of("nowhere://x")
+
+
+GCS = """
+import sys
+from gcp_storage_emulator.server import create_server
+
+with create_server("127.0.0.1", 0, in_memory=True, default_bucket="data") as server:
+    print(server._api._httpd.server_port, flush=True)
+    sys.stdin.read()
+"""
+
+
+def test_gs() -> None:
+    """pyarrow's own client of Google's storage against a server in a process of its own: Arrow waits for it with Python's lock."""
+    built = batch.build_step([[make_rollout(f"g00000-{n}.0", float(n)) for n in range(2)]], Train())
+    with subprocess.Popen([sys.executable, "-c", GCS], stdin=subprocess.PIPE, stdout=subprocess.PIPE) as server:
+        assert server.stdin is not None and server.stdout is not None
+        port = int(server.stdout.readline())
+        uri = f"gs://anonymous@data/runs?endpoint_override=127.0.0.1:{port}&scheme=http&retry_limit_seconds=60"
+        location = Location.of(uri, "one")
+        assert location.root == "data/runs/one" and StoreReader(location).rollouts() == []
+        location.probe()
+        stored = write(location, "g00000-0.0", "g00000-1.0")
+        SampleStore(location).write(0, built.table, {"taken": [0]})
+        reader = StoreReader(Location.of(uri, "one"))
+        assert list(reader.with_calls()) == stored and reader.calls("g00000-1.0") == stored[1][1]
+        assert reader.trained_in() == {"g00000-0.0": 0, "g00000-1.0": 0} and reader.samples(0) == built.table
+        assert unfinished(location) == {} and len(location.files()) == 3
+        with pytest.raises(StoreError, match="no-bucket"):
+            Location.of(uri.replace("data/runs", "no-bucket/runs"), "one").probe()
 
 
 def test_s3(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,13 +23,14 @@ def run(arguments: argparse.Namespace) -> int:
     from forge_ray.study.study import Study
 
     began, found = time.monotonic(), ablation.settings(arguments.over)
-    for setting in found:  # a wrong value is said before the first run, not after hours
-        load(config_file(arguments), [*arguments.overrides, *setting.overrides])
+    # What is wrong with a value is said before the first run, not after hours.
+    configs = [load(config_file(arguments), [*arguments.overrides, *setting.overrides]) for setting in found]
     root = Path(config.runs) / f"{config.name}-ablate"
     seeds = range(config.seed, config.seed + arguments.seeds)
     with Study(root, lambda line: print(line, flush=True)) as study:
         study.open(config, {"over": arguments.over, "seeds": list(seeds)}, free=["seed"])
-        require(config, without=NOT_OFFLINE if config.train.offline is not None else ())
+        for one in configs:
+            require(one, without=NOT_OFFLINE if one.train.offline is not None else ())
         shared = ", one start for each seed" if ablation.shared_start(config, found) else ""
         print(f"study: {root}, {len(found)} settings × {len(seeds)} seeds{shared}", flush=True)
         study.run(ablation.cells(config, found, seeds))

@@ -117,6 +117,11 @@ def test_a_wrong_value(command: str, override: str, expected: tuple[str, ...], c
     assert not (tmp_path / "runs").exists()
 
 
+def test_a_wrong_value_of_an_ablation_is_said_before_its_first_run(config: Path, tmp_path: Path) -> None:
+    refused(forge_ray("ablate", str(config), "--over", "train.workers=1,1000", cwd=tmp_path), "train.workers", "take 1000 CPUs")
+    assert not any(tmp_path.glob("runs/*/*seed*"))
+
+
 @pytest.mark.parametrize("override", ["runs=run.yaml", "runs=run.yaml/below", "runs=holder"])
 def test_a_file_where_the_run_directory_should_be(override: str, config: Path, tmp_path: Path) -> None:
     (tmp_path / "holder").mkdir()

@@ -64,7 +64,7 @@ class StepReport:
     def _write(self, row: StepMetrics) -> None:
         self._metrics.append(row)
         self._progress.step(row)
-        for warned in (signal.warning(row), signal.left_out(row)):
+        for warned in (signal.warning(row), signal.untrainable(row), signal.left_out(row)):
             if warned:
                 self._progress.warn(f"step {row.step}: {warned}")
 

@@ -51,6 +51,8 @@ class StepMetrics(BaseModel):
     """Groups in the batch."""
     degenerate_groups: int | None = None
     """Groups of them that teach nothing: all rewards equal, or fewer than two rollouts."""
+    rollouts_untrained: int | None = None
+    """Rollouts in the batch with a reward and without a token that may be trained."""
     staleness_mean: float | None = None
     """Mean over the trained tokens of (version − version that sampled the token)."""
     staleness_max: float | None = None

@@ -20,6 +20,14 @@ def warning(step: StepMetrics) -> str | None:
     return f"{SAME}{f' ({which})' if which else ''}; nothing was trained: {advice}"
 
 
+def untrainable(step: StepMetrics) -> str | None:
+    """One line for the user if the step trained nothing because no rollout had a token to train."""
+    if not step.rollouts_untrained or step.tokens:
+        return None
+    why = "forge-ray replay says of each call why (images in its prompt, a grammar, its kind, train.credit.scope)"
+    return f"nothing was trained: {step.rollouts_untrained} rollouts have no token that may be trained; {why}"
+
+
 def untaught(steps: list[StepMetrics]) -> int:
     """Number of steps that trained nothing."""
     return sum(warning(step) is not None for step in steps)

@@ -59,6 +59,13 @@ def test_a_step_that_teaches_nothing_says_so() -> None:
     assert "2 of 3 steps trained nothing: all rollouts" in "\n".join(Summary(name="x", seed=0, steps=3, untaught_steps=2).lines())
 
 
+def test_a_step_without_a_token_to_train_says_so() -> None:
+    empty = StepMetrics(step=1, groups=8, degenerate_groups=2, rollouts_untrained=48, tokens=0)
+    assert signal.warning(empty) is None and "48 rollouts have no token that may be trained" in (signal.untrainable(empty) or "")
+    for other in ({"tokens": 1}, {"rollouts_untrained": 0}):
+        assert signal.untrainable(empty.model_copy(update=other)) is None
+
+
 def test_what_is_not_known_is_a_dash() -> None:
     target, text = console()
     with Progress(console=target) as progress:

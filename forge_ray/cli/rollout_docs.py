@@ -71,7 +71,7 @@ that holds whole rollouts. In plain DuckDB or pandas the same is three lines:
 
 ```python
 def prompt(call, calls):                           # calls: {{call id: row}} of the rollout
-    if call["parent"] is None:
+    if not call["shared"]:
         return list(call["new"])
     parent = calls[call["parent"]]
     return (prompt(parent, calls) + list(parent["ids"]))[: call["shared"]] + list(call["new"])

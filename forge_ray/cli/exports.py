@@ -138,7 +138,10 @@ def text_of(stored: StoredRun) -> Text:
 @contextmanager
 def _whole(out: Path, *, directory: bool) -> Iterator[Path]:
     """A path beside `out` that becomes `out` when all has gone well."""
-    scratch = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+    try:
+        scratch = Path(tempfile.mkdtemp(dir=out.parent, prefix=f".{out.name}."))
+    except OSError as error:
+        raise UserError(f"{out} cannot be written ({error.strerror})", where="--out", fix="give a directory that you may write") from None
     try:
         yield scratch / out.name
         os.rename(scratch / out.name, out)

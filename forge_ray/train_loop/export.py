@@ -34,10 +34,13 @@ def export(run: RunDir, step: int, target: Path, *, chat_template: Path | None =
     adapted = is_adapter(source)
     if adapter and not adapted:
         raise UserError("this checkpoint holds no adapters", where="--adapter", fix="leave it out")
-    target.parent.mkdir(parents=True, exist_ok=True)
     temporary = target.with_name(f".{target.name}.writing")
     shutil.rmtree(temporary, ignore_errors=True)
-    temporary.mkdir()
+    try:
+        temporary.mkdir(parents=True)
+    except OSError as error:
+        problem = f"{target} cannot be made ({error.strerror})"
+        raise UserError(problem, where="the directory to export to", fix="name one where you may write") from None
     base = checkpoint.path(run, 0) if adapted else source
     if adapted and not adapter:
         from forge_ray.train_loop import lora

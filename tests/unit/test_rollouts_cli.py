@@ -148,6 +148,8 @@ def test_a_store_without_a_model_exports_tokens_and_refuses_text(store: Path, tm
     assert main(["rollouts", "export", str(store), "--format", "chat", "--out", str(tmp_path / "c")]) == 2
     assert "tokenizer" in capsys.readouterr().err and not (tmp_path / "c").exists()
     assert main(["rollouts", "export", str(store), "--format", "trl", "--out", str(tmp_path / "t")]) == 0
+    assert main(["rollouts", "export", str(store), "--format", "trl", "--out", "/proc/t"]) == 2
+    assert "--out: /proc/t cannot be written (" in capsys.readouterr().err
     assert RunDir(tmp_path).data == store
 
 

@@ -159,6 +159,6 @@ def test_behaviour_counts_every_sampled_reply_once(tmp_path: Path, capsys: pytes
     run = stored_run(tmp_path, policy, {f"g00000-{n}.0": conversation(policy, f"g00000-{n}.0") for n in range(2)})
     assert main(["rollouts", "behaviour", str(run.root)]) == 0
     *_, line = capsys.readouterr().out.splitlines()
-    assert line == "| training | 2 | 1.00 [1.00, 1.00] | 1.00 [1.00, 1.00] | – | – | 1.0 [1.0, 1.0] |"
+    assert line == "| training | 2 | 1.00 [0.00, 1.00] | 1.00 [0.00, 1.00] | – | – | 1.0 [0.0, inf] |", "one task tells no spread"
     assert main(["rollouts", "behaviour", str(run.root), "--purpose", "eval"]) == 0
     assert capsys.readouterr().out == "no rollout with a reward\n"

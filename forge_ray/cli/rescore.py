@@ -44,7 +44,7 @@ def rescore(arguments: argparse.Namespace, wanted: Filter) -> int:
     summary = asyncio.run(job.rescore(config, stored.run, records, tasks=tasks, jobs=jobs, told=told))
     for line in summary.lines():
         print(line)
-    if summary.rows:
+    if any(row.reward is not None for row in summary.rows):
         print(f"train on the new rewards: forge-ray train run.yaml --from-rollouts {stored.run.root} --rewards {summary.name}")
     return 0
 

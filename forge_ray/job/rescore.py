@@ -73,6 +73,8 @@ class Summary:
         lines.append(f"flips: {up} fail to pass, {down} pass to fail")
         for task, number in Counter(row.task for row in changed).most_common(10):
             lines.append(f"  {task}: {number} of {sum(row.task == task for row in judged)} changed")
+        unrated = Counter(row.detail for row in judged if row.reward is None)
+        lines += [f"without a reward: {number} x {reason}" for reason, number in unrated.most_common(10)]
         lines += [f"not judged: {number} x {reason}" for reason, number in (self.left_out + failed).most_common(10)]
         return lines
 

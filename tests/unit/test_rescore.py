@@ -109,7 +109,9 @@ def test_odd_names_fifos_and_links_are_in_the_sandbox_again(run: RunDir, tasks: 
     assert log.stat().st_size > 100_000
 
 
-def test_another_reward_function_and_weights(run: RunDir, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_reward_function_and_weights(
+    run: RunDir, tasks: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     rollout(run, tasks, 0, "42", 1.0)
     rollout(run, tasks, 1, "41", 0.0)
     (tmp_path / "judge.py").write_text(
@@ -120,11 +122,16 @@ def test_another_reward_function_and_weights(run: RunDir, tasks: Path, tmp_path:
     monkeypatch.chdir(tmp_path)
     command = ["rollouts", "rescore", str(run.root), "--function", "judge.py:brevity", "--weight", "reward=1", "--weight", "brevity=0.1"]
     assert main(command) == 0
+    said = capsys.readouterr().out
+    assert "without a reward: 1 x " in said and "what it returned is nan" in said and f"--from-rollouts {run.root}" in said
     good, bad = rows(run)["g00000-0.0"], rows(run)["g00000-1.0"]
     assert good.reward == 1.4 and good.rewards == {"reward": 1.0, "brevity": 4.0} and len(good.reward_digest or "") == 64
     assert (bad.outcome, bad.reward) == (Outcome.VERIFIER, None) and "what it returned is nan" in bad.detail
     record = next(iter(rescores.apply([make_record("g00000-1.0", 0.0)], rows(run))))
     assert (record.outcome, record.reward) == (Outcome.VERIFIER, None), "a verdict that fails is never reward 0"
+    assert main(["rollouts", "rescore", str(run.root), "--weight", "rewrad=1"]) == 0
+    said = capsys.readouterr().out
+    assert "without a reward: 2 x " in said and "'rewrad'" in said and "--from-rollouts" not in said
 
 
 def test_a_file_name_that_is_no_utf8_in_an_error_costs_no_verdict(

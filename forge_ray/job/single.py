@@ -112,7 +112,7 @@ def in_runtime(config: Config, run: RunDir, work, first=None):
 
 async def start_proxy(runtime: Runtime, progress: Progress, model: Path | None):
     """Serve `model` (default: the initial one) under a fresh incarnation."""
-    progress.phase("serve", "starting the engine")
+    progress.phase("serve", "starting the engine (a minute or two on CPUs)")
     client = await runtime.serve(model or await runtime.model(), next_incarnation(runtime.run))
     progress.done("serve", f"{client.base_url}, weights of {model or 'the initial policy'}")
     return client

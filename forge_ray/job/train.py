@@ -108,7 +108,7 @@ async def _bring_up(
 ) -> Driver:  # fmt: skip
     async def serve():
         with phases.phase("serve"):
-            progress.phase("serve", "starting the engine")
+            progress.phase("serve", "starting the engine (a minute or two on CPUs)")
             client = await runtime.serve(inputs.model, next_incarnation(run))
             progress.done("serve", client.base_url)
             return client

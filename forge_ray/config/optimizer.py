@@ -34,6 +34,11 @@ class Sft(Section):
     max_grad_norm: Positive = 1.0
     """Gradient clipping."""
 
+    @property
+    def optimizer(self) -> Optimizer:
+        """Its AdamW, as the policy's is written; the rate is set at each update."""
+        return Optimizer(lr=self.lr, betas=self.betas, weight_decay=self.weight_decay, max_grad_norm=self.max_grad_norm)
+
 
 class Optimizer(Section):
     lr: Positive = 1e-6

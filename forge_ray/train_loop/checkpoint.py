@@ -119,8 +119,8 @@ def save(
 ) -> Path:
     """Write the checkpoint of `step` durably; an existing one of the same step is replaced. Collective; complete when it returns.
 
-    Without a `strategy` (nothing is trained yet) the whole of `model` is written, and no optimizer. `lora`: peft's model around it, or
-    None. `extra` must be JSON. Raises `DiskFull`.
+    Without a `strategy` (nothing is trained yet) the whole of `model` is written. Checkpoint 0 holds no optimizer's state: that of a
+    supervised start ends with it. `lora`: peft's model around it, or None. `extra` must be JSON. Raises `DiskFull`.
     """
     target = path(run, step)
     temporary = target.with_name(f".{target.name}.writing")
@@ -149,7 +149,7 @@ def _save(
         shutil.rmtree(temporary, ignore_errors=True)
         temporary.mkdir(parents=True)
     ranks.meet()
-    if strategy is not None:
+    if strategy is not None and step:
         strategy.save(temporary)
     state = {"torch": torch.get_rng_state(), "cuda": torch.cuda.get_rng_state_all() if torch.cuda.is_available() else []}
     torch.save(state, temporary / rng_name(ranks.rank))

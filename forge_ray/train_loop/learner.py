@@ -8,6 +8,7 @@ Everything that several ranks do together (`train`, `publish`, `save`) they must
 
 from __future__ import annotations
 
+import gc
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -21,11 +22,13 @@ from forge_ray.train_loop import checkpoint, lora, models, parts, recipe, weight
 from forge_ray.train_loop.history import WeightHistory
 from forge_ray.train_loop.part import Part, Passes
 from forge_ray.train_loop.ranks import Ranks
-from forge_ray.train_loop.strategies import make
+from forge_ray.train_loop.strategies import Strategy, make
 from forge_ray.train_loop.update import Guard, Scorer, grpo_step
 
 Tell = Callable[[dict[str, Any]], None]
 """Posts an event to the driver."""
+Supervise = Callable[[Strategy, Passes], None]
+"""Trains what the strategy holds on demonstrations."""
 
 
 class Learner:
@@ -41,11 +44,11 @@ class Learner:
         device: torch.device,
         incarnation: int,
         tell: Tell = lambda event: None,
-        supervise: Callable[[Any], None] | None = None,
+        supervise: Supervise | None = None,
         teacher: Path | None = None,
     ) -> None:
-        """`initial`: the run's initial model directory. `supervise(model)`: the supervised start, in place, if there is one. `teacher`:
-        the model directory that `train.loss.distillation` names."""
+        """`initial`: the run's initial model directory. `supervise`: the supervised start, if there is one. `teacher`: the model directory
+        that `train.loss.distillation` names."""
         self.config, self.run = config, run
         self._initial, self._ranks, self._device = initial, ranks, device
         self._incarnation, self._tell = incarnation, tell
@@ -56,10 +59,11 @@ class Learner:
         self._lora: Any = None
         if found is None:
             self._model: Any = self._load(initial)
-            if supervise is not None:
-                supervise(self._model.to(device))
             self.step = 0
-            self._save(None, 0, None)
+            if supervise is None:
+                self._save(None, 0, None)
+            else:
+                self._supervise(supervise)
         else:
             self.step = found
             self._model = self._load(checkpoint.path(run, found if train.lora is None else 0))
@@ -67,10 +71,7 @@ class Learner:
         if train.lora is not None:
             self._lora = lora.attach(self._model, train.lora, checkpoint.path(run, self.step) if self.step else None)
         self.strategy = make(train, self._model, ranks, device)
-        self.passes = Passes(
-            device, train.optimizer.microbatch_tokens, ranks,
-            lockstep=self.strategy.lockstep, autocast=train.precision == "bfloat16", packed=packed,
-        )  # fmt: skip
+        self.passes = self._passes(self.strategy, packed)
         if train.builder == "tree":
             self._check_tree(self.strategy.module)
         self._others = self._other_policies(teacher)
@@ -118,6 +119,28 @@ class Learner:
         )
         self._tell({"kind": "checkpoint", "step": step, "path": str(written)})
         return written
+
+    def _passes(self, strategy: Strategy, packed: bool) -> Passes:
+        train = self.config.train
+        return Passes(
+            self._device, train.optimizer.microbatch_tokens, self._ranks,
+            lockstep=strategy.lockstep, autocast=train.precision == "bfloat16", packed=packed,
+        )  # fmt: skip
+
+    def _supervise(self, supervise: Supervise) -> None:
+        """The supervised start, of all weights, by the run's strategy. What it made is checkpoint 0, from which the run goes on."""
+        train = self.config.train
+        assert train.sft is not None
+        # Not packed: demonstrations that are trained together are of about the same length.
+        models.prepare(self._model, train.model_copy(update={"packing": False}))
+        strategy = make(train, self._model, self._ranks, self._device, train.sft.optimizer)
+        supervise(strategy, self._passes(strategy, packed=False))
+        self._save(strategy, 0, None)
+        strategy.close()
+        del strategy
+        self._model = None
+        gc.collect()  # engines and their models name each other
+        self._model = self._load(checkpoint.path(self.run, 0))
 
     def _resume_point(self) -> int | None:
         """Rank 0's view of the newest checkpoint, on every rank."""

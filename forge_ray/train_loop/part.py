@@ -60,6 +60,8 @@ class Work:
     """Version of the weights before the step's first update."""
     whole_sequences: bool = False
     """`loss` needs all tokens of a sequence in one call (`train.loss.needs_whole_sequences`)."""
+    entropy: bool = True
+    """Whether `loss` looks at the entropy."""
     entropy_gradient: bool = True
     """Whether `loss` differentiates the entropy; else it may be given as numbers."""
 

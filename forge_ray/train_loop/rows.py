@@ -67,7 +67,7 @@ class Rows:
         batches = self._batches(work.passes)
         for index, (_, batch) in enumerate(batches):
             with work.passes.cast():
-                logprobs, entropy = forward.token_logprobs(work.module, batch, entropy=True, entropy_gradient=work.entropy_gradient)
+                logprobs, entropy = forward.token_logprobs(work.module, batch, entropy=work.entropy, entropy_gradient=work.entropy_gradient)
             inputs = batch.loss_inputs(logprobs, work.step, entropy=entropy)
             work.backward(work.loss(inputs), index == len(batches) - 1)
 

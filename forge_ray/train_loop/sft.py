@@ -1,7 +1,8 @@
 """The supervised start: cross entropy on demonstrations, before the first rollout. No Ray here.
 
-Batches are drawn without replacement, epoch by epoch, and hold rows of somewhat similar length (shuffle, sort inside small blocks,
-shuffle the batches), which saves padding. The order follows from the seed alone. Each rank takes every `world`-th row of a batch.
+The loop is the policy's (`update`): a strategy, parts of each batch, shares of a loss that add up over micro-batches and ranks. Batches are
+drawn without replacement, epoch by epoch, and hold rows of somewhat similar length (shuffle, sort inside small blocks, shuffle the
+batches), which saves padding. The order follows from the seed alone. Each rank takes every `world`-th row of a batch.
 """
 
 from __future__ import annotations
@@ -14,9 +15,9 @@ import torch
 from forge_ray.config import Sft
 from forge_ray.train_loop import forward, schedule
 from forge_ray.train_loop.losses import LossInputs, Total, sft_loss
-from forge_ray.train_loop.part import Passes, Work
-from forge_ray.train_loop.ranks import Ranks
-from forge_ray.train_loop.strategies.ddp import sum_gradients
+from forge_ray.train_loop.part import Part, Passes, Work
+from forge_ray.train_loop.rows import Rows
+from forge_ray.train_loop.strategies import Strategy
 from forge_ray.train_loop.update import Diverged
 
 BLOCK = 4
@@ -43,73 +44,46 @@ def batches(rows: Sequence[forward.Row], size: int, seed: int) -> Iterator[list[
 
 
 def train(
-    model: torch.nn.Module,
-    rows: Sequence[forward.Row],
-    config: Sft,
-    seed: int,
-    *,
-    rank: int,
-    ranks: Ranks,
-    device: torch.device,
-    max_tokens: int,
-    report: Callable[[int, float], None],
-    autocast: bool = False,
+    strategy: Strategy, rows: Sequence[forward.Row], config: Sft, seed: int, *, passes: Passes, report: Callable[[int, float], None]
 ) -> float:
-    """`config.steps` updates; calls `report(step, loss)` after each; returns the mean loss of the last tenth.
+    """`config.steps` updates; calls `report(step, loss)` after each; returns the mean loss of the last tenth. Collective.
 
     Raises `UserError` for a model that tries would not be trained exactly for (`config.builder: tree`), and `Diverged` at a gradient that
     is not finite, before it moves a weight."""
-    passes = Passes(device, max_tokens, ranks, lockstep=ranks.world > 1, autocast=autocast)
     if config.builder == "tree":
         from forge_ray.train_loop.tree import model as tree_model
 
-        tree_model.check(model)
-    gradients = _of_trie if config.builder == "tree" else _of_rows
-    parameters = list(model.parameters())
-    optimizer = torch.optim.AdamW(parameters, lr=config.lr, betas=config.betas, weight_decay=config.weight_decay)
-    source = batches(rows, config.batch_size, seed)
+        tree_model.check(strategy.module)
+    ranks, source = passes.ranks, batches(rows, config.batch_size, seed)
     last: list[float] = []
     for step in range(config.steps):
         batch = next(source)
-        mine = batch[rank :: ranks.world]
         total = Total(sum(len(row.positions) for row in batch), len(batch))
-        for group in optimizer.param_groups:
-            group["lr"] = schedule.sft_rate(config, step)
-        loss_sum = torch.tensor([gradients(model, mine, total, passes)], dtype=torch.float64)
-        if ranks.world > 1:
-            # The shares add up to the mean over the whole batch; summing the gradients keeps ranks with different numbers of
-            # micro-batches in step.
-            sum_gradients(parameters, ranks)
-        norm = float(torch.nn.utils.clip_grad_norm_(parameters, config.max_grad_norm))
-        if not norm < float("inf"):
-            raise Diverged(f"supervised start, update {step + 1}: the gradient's norm is {norm}; lower train.sft.lr")
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
-        value = float(ranks.sum(loss_sum))
+        strategy.rate(schedule.sft_rate(config, step))
+        share = _accumulate(strategy, _part(batch[ranks.rank :: ranks.world], config, passes), total, passes)
+        applied = strategy.step(max_norm=config.max_grad_norm, limit=None)
+        if not applied.done:
+            raise Diverged(f"supervised start, update {step + 1}: the gradient's norm is {applied.norm}; lower train.sft.lr")
+        value = float(ranks.sum(torch.tensor([share], dtype=torch.float64)))
         if step >= config.steps - max(1, config.steps // 10):
             last.append(value)
         report(step + 1, value)
     return sum(last) / len(last)
 
 
-def _of_rows(model: torch.nn.Module, rows: Sequence[forward.Row], total: Total, passes: Passes) -> float:
-    """Add the gradients of this rank's share of an update; the share."""
-    share = 0.0
-    for part in forward.microbatches(rows, passes.max_tokens, passes.device):
-        with passes.cast():
-            logprobs, _ = forward.token_logprobs(model, part)
-        loss, metrics = sft_loss(logprobs, total=total, describe=part.describe)
-        loss.backward()
-        share += metrics["loss"]
-    return share
-
-
-def _of_trie(model: torch.nn.Module, rows: Sequence[forward.Row], total: Total, passes: Passes) -> float:
-    """The same, of the rows as one trie."""
+def _part(rows: Sequence[forward.Row], config: Sft, passes: Passes) -> Part:
+    """A rank's share of a batch: rows beside each other, or one trie."""
+    if config.builder == "rows":
+        return Rows(rows)
     from forge_ray.train_loop.tree.forest import forest
     from forge_ray.train_loop.tree.tries import Tries
     from forge_ray.trajectories.builders import tree
 
+    return Tries(forest(tree.of_sequences([row.ids for row in rows], [row.positions for row in rows])), passes.max_tokens)
+
+
+def _accumulate(strategy: Strategy, part: Part, total: Total, passes: Passes) -> float:
+    """Add the gradients of this rank's share of an update; the share."""
     shares = []
 
     def loss(inputs: LossInputs) -> torch.Tensor:
@@ -117,6 +91,8 @@ def _of_trie(model: torch.nn.Module, rows: Sequence[forward.Row], total: Total, 
         shares.append(metrics["loss"])
         return value
 
-    part = Tries(forest(tree.of_sequences([row.ids for row in rows], [row.positions for row in rows])), passes.max_tokens)
-    part.accumulate(Work(model, passes, loss, lambda share, last: share.backward(), step=0, entropy_gradient=False))
+    def backward(share: torch.Tensor, last: bool) -> None:
+        strategy.backward(share, last=last)
+
+    part.accumulate(Work(strategy.module, passes, loss, backward, step=0, entropy=False, entropy_gradient=False))
     return sum(shares)

@@ -53,9 +53,8 @@ def _train(settings: dict[str, Any]) -> None:
         if rank == 0:
             ray.get(exchange.post.remote(event))
 
-    def supervise(model: Any) -> None:
-        if train.sft is not None:
-            _supervised(model, config, settings["demonstrations"], rank, ranks, device, train.precision == "bfloat16", post)
+    def supervise(strategy: Any, passes: Any) -> None:
+        _supervised(strategy, passes, config, settings["demonstrations"], post)
 
     learner = Learner(
         config,
@@ -65,7 +64,7 @@ def _train(settings: dict[str, Any]) -> None:
         device=device,
         incarnation=ray.get(exchange.begin.remote()) if rank == 0 else 0,
         tell=post,
-        supervise=supervise,
+        supervise=None if train.sft is None else supervise,
         teacher=Path(settings["teacher"]) if settings.get("teacher") else None,
     )
 
@@ -116,9 +115,7 @@ def share(refs: list[Any]) -> Any:
     return pyarrow.concat_tables(tables) if tables else blocks[0].schema.empty_table()
 
 
-def _supervised(
-    model: Any, config: Config, demonstrations: str | None, rank: int, ranks: Any, device: Any, autocast: bool, post: Any
-) -> None:
+def _supervised(strategy: Any, passes: Any, config: Config, demonstrations: str | None, post: Any) -> None:
     import pyarrow.parquet
 
     from forge_ray.train_loop import forward, sft
@@ -128,7 +125,7 @@ def _supervised(
     path = Path(demonstrations)
     table = pyarrow.parquet.read_table(path / "demonstrations.parquet" if path.is_dir() else path, columns=["ids", "mask"])
     rows = forward.demonstration_rows(table)
-    size = model.get_input_embeddings().num_embeddings
+    size = strategy.model.get_input_embeddings().num_embeddings
     if not rows or (most := max(int(row.ids.max()) for row in rows)) >= size:
         problem = f"token {most} is beyond the model's {size}" if rows else "no demonstration has a token whose mask is true"
         raise UserError(problem, where="train.sft.demonstrations", fix="make them with the policy's tokenizer")
@@ -140,18 +137,7 @@ def _supervised(
             last = time.time()
             post({"kind": "progress", "phase": "sft", "detail": f"step {step}/{recipe.steps} loss {loss:.3f}"})
 
-    loss = sft.train(
-        model,
-        rows,
-        recipe,
-        config.seed,
-        rank=rank,
-        ranks=ranks,
-        device=device,
-        max_tokens=config.train.optimizer.microbatch_tokens,
-        report=report,
-        autocast=autocast,
-    )
+    loss = sft.train(strategy, rows, recipe, config.seed, passes=passes, report=report)
     post({"kind": "progress", "phase": "sft", "detail": f"done, loss {loss:.3f} on {len(rows)} demonstrations"})
 
 

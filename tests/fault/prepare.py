@@ -21,7 +21,9 @@ def main(directory: Path) -> None:
 
     from forge_ray.config import Sft
     from forge_ray.train_loop import forward, sft
+    from forge_ray.train_loop.part import Passes
     from forge_ray.train_loop.ranks import Ranks
+    from forge_ray.train_loop.strategies.ddp import Replicated
 
     torch.set_num_threads(1)  # two share badly when the other core is busy
     torch.manual_seed(SEED)
@@ -32,17 +34,10 @@ def main(directory: Path) -> None:
     module("demonstrations").make(demonstrations, SEED, DEMONSTRATIONS)
     table = pyarrow.parquet.read_table(demonstrations / "demonstrations.parquet", columns=["ids", "mask"])
     model = AutoModelForCausalLM.from_pretrained(initial, dtype=torch.float32).train()
-    loss = sft.train(
-        model,
-        forward.demonstration_rows(table),
-        Sft.model_validate({"demonstrations": str(demonstrations), "steps": STEPS}),
-        SEED,
-        rank=0,
-        ranks=Ranks(),
-        device=torch.device("cpu"),
-        max_tokens=16384,
-        report=lambda step, loss: None,
-    )
+    recipe, device = Sft.model_validate({"demonstrations": str(demonstrations), "steps": STEPS}), torch.device("cpu")
+    strategy = Replicated(model, recipe.optimizer, Ranks(), device)
+    rows = forward.demonstration_rows(table)
+    loss = sft.train(strategy, rows, recipe, SEED, passes=Passes(device, 16384), report=lambda step, loss: None)
     shutil.copytree(initial, directory / "policy", ignore=shutil.ignore_patterns("*.safetensors"))
     model.save_pretrained(directory / "policy")
     shutil.move(demonstrations, directory / "policy" / "demonstrations")

@@ -168,19 +168,14 @@ def _sft_step(table: Any) -> None:
     from transformers import AutoModelForCausalLM
 
     from forge_ray.train_loop import forward, sft
+    from forge_ray.train_loop.part import Passes
     from forge_ray.train_loop.ranks import Ranks
+    from forge_ray.train_loop.strategies.ddp import Replicated
 
     model: Any = AutoModelForCausalLM.from_pretrained(tiny_model(), dtype=torch.float32)
     losses: list[float] = []
-    sft.train(
-        model,
-        forward.demonstration_rows(table),
-        Sft(demonstrations=Source(path="x"), steps=3, batch_size=1, warmup_steps=0),
-        0,
-        rank=0,
-        ranks=Ranks(),
-        device=torch.device("cpu"),
-        max_tokens=4096,
-        report=lambda _, loss: losses.append(loss),
-    )
+    recipe, device = Sft(demonstrations=Source(path="x"), steps=3, batch_size=1, warmup_steps=0), torch.device("cpu")
+    strategy = Replicated(model, recipe.optimizer, Ranks(), device)
+    rows, passes = forward.demonstration_rows(table), Passes(device, 4096)
+    sft.train(strategy, rows, recipe, 0, passes=passes, report=lambda _, loss: losses.append(loss))
     assert losses[-1] < losses[0]

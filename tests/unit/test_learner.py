@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +15,7 @@ from safetensors.torch import load_file
 from torch.multiprocessing.spawn import spawn
 from transformers import Qwen3ForCausalLM
 
-from forge_ray.config import Config
+from forge_ray.config import Config, Sft
 from forge_ray.run_dir import RunDir, next_incarnation, write_json
 from forge_ray.train_loop import checkpoint, forward, models, sft, weight_sync
 from forge_ray.train_loop.agreement import LogprobMismatch
@@ -331,6 +332,13 @@ def test_the_exchange_serves_a_step_again_until_a_checkpoint_follows_it(tmp_path
     asyncio.run(story())
 
 
+def supervised(
+    rows: list[Row], recipe: Sft, report: Callable[[int, float], None], max_tokens: int = 10_000, model: torch.nn.Module | None = None
+) -> None:
+    strategy = Replicated(model or small_model(), recipe.optimizer, Ranks(), CPU)
+    sft.train(strategy, rows, recipe, 7, passes=Passes(CPU, max_tokens), report=report)
+
+
 def test_sft_learns_its_demonstrations_and_its_order_follows_from_the_seed() -> None:
     import pyarrow
 
@@ -342,18 +350,8 @@ def test_sft_learns_its_demonstrations_and_its_order_follows_from_the_seed() -> 
     assert settings is not None
     runs = []
     for _ in range(2):
-        model, losses = small_model(), []
-        sft.train(
-            model,
-            rows,
-            settings,
-            7,
-            rank=0,
-            ranks=Ranks(),
-            device=CPU,
-            max_tokens=10_000,
-            report=lambda step, loss, into=losses: into.append((step, loss)),
-        )
+        losses: list[tuple[int, float]] = []
+        supervised(rows, settings, lambda step, loss, into=losses: into.append((step, loss)))
         runs.append(losses)
     assert runs[0] == runs[1]
     assert runs[0][-1][0] == 60 and runs[0][-1][1] < 0.6 * runs[0][0][1]
@@ -370,7 +368,7 @@ def test_sft_stops_at_a_gradient_that_is_not_finite_before_it_moves_a_weight() -
     weight.register_hook(lambda gradient: gradient * torch.inf)
     before = [value.clone() for value in model.parameters()]
     with pytest.raises(Diverged, match=r"supervised start, update 1: .*lower train\.sft\.lr"):
-        sft.train(model, rows, settings, 7, rank=0, ranks=Ranks(), device=CPU, max_tokens=100, report=lambda step, loss: None)
+        supervised(rows, settings, lambda step, loss: None, 100, model)
     assert all(torch.equal(one, other) for one, other in zip(before, model.parameters(), strict=True))
 
 
@@ -387,15 +385,5 @@ def test_sft_on_tries_learns_what_it_learns_on_rows(max_tokens: int) -> None:
         settings = config(sft={"demonstrations": "d", "steps": 5, "batch_size": 6, "builder": builder}).train.sft
         assert settings is not None
         losses[builder] = []
-        sft.train(
-            small_model(),
-            rows,
-            settings,
-            7,
-            rank=0,
-            ranks=Ranks(),
-            device=CPU,
-            max_tokens=max_tokens,
-            report=lambda step, loss, into=losses[builder]: into.append(loss),
-        )
+        supervised(rows, settings, lambda step, loss, into=losses[builder]: into.append(loss), max_tokens)
     assert losses["tree"] == pytest.approx(losses["rows"], rel=1e-5) and len(set(losses["rows"])) == 5

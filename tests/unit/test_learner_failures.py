@@ -22,21 +22,26 @@ from forge_ray.train_loop.losses import NotFinite
 from forge_ray.train_loop.room import DiskFull
 from forge_ray.train_loop.rows import Rows
 from forge_ray.train_loop.strategies.ddp import Replicated
+from forge_ray.train_loop.strategies.deepspeed import Sharded
 from forge_ray.train_loop.update import Diverged
 from tests.small_disk import small_disk
 from tests.unit import learning
 from tests.unit.making import make_record
 
 
-def made(folder: Path, **optimizer: float) -> Learner:
-    settings = learning.config(steps=20, loss={"kl": 0.01}, optimizer={"lr": 1e-3, **optimizer})
+def made(folder: Path, zero: int = 0, **optimizer: float) -> Learner:
+    if zero:
+        pytest.importorskip("deepspeed")
+    own = {"strategy": "deepspeed", "deepspeed": {"zero": zero}} if zero else {}
+    settings = learning.config(steps=20, loss={"kl": 0.01}, optimizer={"lr": 1e-3, **optimizer}, **own)
     return learning.learner_of(settings, learning.with_model(folder))
 
 
 def state(learner: Learner) -> list[torch.Tensor]:
     """Weights and moments, copied."""
-    assert isinstance(learner.strategy, Replicated)
+    assert isinstance(learner.strategy, Replicated | Sharded)
     moments = [value.clone() for entry in learner.strategy.optimizer.state.values() for value in entry.values()]
+    assert moments or not learner.step
     return [value.clone() for value in learner.strategy.own()] + moments
 
 
@@ -49,8 +54,9 @@ def batch(learner: Learner) -> Rows:
     return learning.sampled(learner, learning.rollouts(learner.step))
 
 
-def test_a_step_of_degenerate_groups_makes_no_update_and_the_version_moves_on(tmp_path: Path) -> None:
-    learner = made(tmp_path)
+@pytest.mark.parametrize("zero", [0, 3])
+def test_a_step_of_degenerate_groups_makes_no_update_and_the_version_moves_on(tmp_path: Path, zero: int) -> None:
+    learner = made(tmp_path, zero)
     learner.train(batch(learner))
     before = state(learner)
     metrics = learner.train(Rows([]))
@@ -60,8 +66,9 @@ def test_a_step_of_degenerate_groups_makes_no_update_and_the_version_moves_on(tm
     assert learner.train(batch(learner))["updates"] == 1
 
 
-def test_an_update_whose_gradient_explodes_is_left_out_and_the_next_one_is_made(tmp_path: Path) -> None:
-    learner = made(tmp_path, skip_grad_norm=50.0)
+@pytest.mark.parametrize("zero", [0, 1, 2, 3])
+def test_an_update_whose_gradient_explodes_is_left_out_and_the_next_one_is_made(tmp_path: Path, zero: int) -> None:
+    learner = made(tmp_path, zero, skip_grad_norm=50.0)
     first = learner.train(batch(learner))
     assert first["updates"] == 1 and first["grad_norm"] < 50
     before, wild = state(learner), batch(learner)

@@ -22,6 +22,7 @@ from forge_ray.train_loop.export import export
 from forge_ray.train_loop.learner import Learner
 from forge_ray.train_loop.part import Passes
 from forge_ray.train_loop.rows import Rows
+from forge_ray.train_loop.strategies import Strategy
 from tests.unit import learning
 
 PLAIN = Passes(learning.CPU, 10_000)
@@ -73,9 +74,9 @@ def test_only_adapters_are_published_and_the_replicas_merge_is_the_same_policy(t
 def test_a_supervised_start_is_the_base_of_the_adapters(tmp_path: Path) -> None:
     settings = learning.config(lora={"rank": 4}, sft={"demonstrations": "d"}, optimizer={"lr": 1e-2})
 
-    def supervise(model: torch.nn.Module) -> None:
+    def supervise(strategy: Strategy, passes: Passes) -> None:
         with torch.no_grad():
-            for parameter in model.parameters():
+            for parameter in strategy.own():
                 parameter.mul_(1.1)
 
     learner = learning.learner_of(settings, learning.with_model(tmp_path), supervise=supervise)
@@ -105,6 +106,8 @@ def test_a_checkpoint_of_adapters_is_exported_merged_or_in_pefts_form(trained: L
         assert not {"trainer.json", "optimizer.pt", "rng.pt"} & {entry.name for entry in file.iterdir()}
     with pytest.raises(UserError, match="exists"):
         export(trained.run, 2, merged)
+    with pytest.raises(UserError, match="/proc/no/model cannot be made"):
+        export(trained.run, 2, Path("/proc/no/model"))
     with pytest.raises(UserError, match="there are: 0, 2"):
         export(trained.run, 1, tmp_path / "other")
     with pytest.raises(UserError, match="no adapters"):

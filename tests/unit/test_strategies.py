@@ -13,10 +13,12 @@ import torch
 from safetensors.torch import load_file
 
 from forge_ray.config import Config
-from forge_ray.train_loop import forward, sft
+from forge_ray.train_loop import checkpoint, forward, sft
 from forge_ray.train_loop.forward import Row
+from forge_ray.train_loop.part import Passes
 from forge_ray.train_loop.ranks import Ranks
 from forge_ray.train_loop.rows import Rows
+from forge_ray.train_loop.strategies import Strategy
 from tests.unit import learning
 
 pytest.importorskip("deepspeed", reason="DeepSpeed is not installed: make env EXTRAS=cpu,smollm2,deepspeed,dev") if (
@@ -36,6 +38,9 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 
 
+SUPERVISED = [("ddp", "rows"), ("ddp", "tree"), ("zero-1", "rows"), ("zero-2", "tree"), ("zero-3", "rows"), ("zero-3", "tree")]
+
+
 def settings(**own: Any) -> Config:
     return learning.config(
         steps=STEPS,
@@ -46,9 +51,10 @@ def settings(**own: Any) -> Config:
     )
 
 
-def mine(rows: list[Row], ranks: Ranks) -> list[Row]:
-    """All but the last for the first of two ranks, the last for the other."""
-    return rows if ranks.world == 1 else (rows[:-1] if ranks.rank == 0 else rows[-1:])
+def mine(rows: list[Row], ranks: Ranks, step: int) -> list[Row]:
+    """All but the last for the first of two ranks, the last for the other; in two steps, one after the other, all for the first."""
+    last = len(rows) - (step not in (2, 3))
+    return rows if ranks.world == 1 else (rows[:last] if ranks.rank == 0 else rows[last:])
 
 
 def whole(learner: Any) -> dict[str, torch.Tensor]:
@@ -64,10 +70,11 @@ def train(ranks: Ranks, folder: Path) -> dict[str, Any]:
         learner = learning.learner_of(settings(**own), place, ranks)
         straight, seen, stale = [], [], []
         for step in range(STEPS):
-            fresh = learning.sampled(learner, mine(learning.rollouts(step), ranks))
+            fresh = learning.sampled(learner, mine(learning.rollouts(step), ranks, step))
             # Half of a step's rollouts are from the version before: they are checked against its weights.
             batch = Rows([*stale, *copy.deepcopy(list(fresh.rows))])
             stale = [Row(**{**vars(row), "name": f"stale {row.name}"}) for row in fresh.rows]
+            assert bool(batch.rows) == (step != 3 or ranks.rank == 0), "one step leaves a rank without work"
             seen.append(copy.deepcopy(batch))
             straight.append(learner.train(batch))
             _, published = learner.publish()
@@ -79,24 +86,31 @@ def train(ranks: Ranks, folder: Path) -> dict[str, Any]:
         resumed = [again.train(batch) for batch in seen[AT:]]
         sent = None if published is None else load_file(published)
         found[kind] = {"straight": straight, "end": end, "resumed": resumed, "resumed end": whole(again), "published": sent}
-    found["sft"] = {builder: supervised(ranks, builder) for builder in ("rows", "tree")}
+    found["sft"] = {(kind, how): supervised(ranks, folder / f"sft {kind} {how}", how, KINDS[kind]) for kind, how in SUPERVISED}
     return found
 
 
-def supervised(ranks: Ranks, builder: str) -> list[float]:
-    """Losses of the supervised start, in batches of five, of which two ranks take three and two; the last weights' sum behind them."""
+def supervised(ranks: Ranks, folder: Path, builder: str, own: dict[str, Any]) -> list[float]:
+    """Losses of a learner's supervised start, in batches of five, of which two ranks take three and two; the sum of the weights that it
+    goes on with behind them."""
+    if ranks.rank == 0:
+        learning.with_model(folder)
+    ranks.meet()
     draw = torch.Generator().manual_seed(3)
     ids = [torch.randint(1, learning.VOCABULARY, (int(length),), generator=draw).tolist() for length in range(6, 26)]
     masks = [[number > 2 for number in range(len(one))] for one in ids]
     rows = forward.demonstration_rows(pyarrow.table({"ids": ids, "mask": masks}))
-    recipe = learning.config(sft={"demonstrations": "d", "steps": STEPS, "batch_size": 5, "builder": builder}).train.sft
-    assert recipe is not None
-    model, losses = learning.small_model(), []
-    sft.train(
-        model, rows, recipe, 7, rank=ranks.rank, ranks=ranks, device=learning.CPU, max_tokens=40,
-        report=lambda _, loss: losses.append(loss),
-    )  # fmt: skip
-    return [*losses, sum(float(value.detach().double().abs().sum()) for value in model.parameters()) / 1e3]
+    recipe = {"demonstrations": "d", "steps": STEPS, "batch_size": 5, "builder": builder}
+    config, losses = learning.config(sft=recipe, optimizer={"microbatch_tokens": 40}, **own), []
+
+    def supervise(strategy: Strategy, passes: Passes) -> None:
+        assert config.train.sft is not None
+        sft.train(strategy, rows, config.train.sft, 7, passes=passes, report=lambda _, loss: losses.append(loss))
+
+    learner = learning.learner_of(config, folder, ranks, supervise=supervise)
+    assert not {"optimizer.pt", "deepspeed"} & {file.name for file in checkpoint.path(learner.run, 0).iterdir()}
+    assert learning.learner_of(config, folder, ranks).step == 0, "it is not made again"
+    return [*losses, sum(float(value.double().abs().sum()) for value in whole(learner).values()) / 1e3]
 
 
 @pytest.fixture(scope="module")
@@ -122,14 +136,13 @@ def test_one_worker_and_two_have_the_same_losses(runs: list[list[Any]], kind: st
         assert all(step["updates"] == 2 and step["logprob_diff"] < 1e-6 for step in rank[kind]["straight"])
 
 
-@pytest.mark.parametrize("builder", ["rows", "tree"])
-def test_the_supervised_start_shares_a_batch_out_and_loses_nothing(runs: list[list[Any]], builder: str) -> None:
+@pytest.mark.parametrize("way", SUPERVISED, ids=" ".join)
+def test_the_supervised_start_shares_a_batch_out_and_loses_nothing(runs: list[list[Any]], way: tuple[str, str]) -> None:
     (alone,), both = runs
-    expected = alone["sft"]["rows"]
+    expected = alone["sft"]["ddp", "rows"]
     assert len(set(expected)) == STEPS + 1
-    assert alone["sft"][builder] == pytest.approx(expected, abs=1e-5)
-    for rank in both:
-        assert rank["sft"][builder] == pytest.approx(expected, abs=1e-5)
+    for rank in (alone, *both):
+        assert rank["sft"][way] == pytest.approx(expected, abs=1e-5)
 
 
 @pytest.mark.parametrize("kind", KINDS)

@@ -79,6 +79,9 @@ class Replicated:
         self.optimizer.load_state_dict(torch.load(directory / "optimizer.pt", map_location="cpu", weights_only=True))
         rules(self.optimizer, self._settings)
 
+    def close(self) -> None:
+        pass
+
 
 def sum_gradients(parameters: list[torch.nn.Parameter], ranks: Ranks) -> None:
     """Every gradient becomes its sum over the ranks. A rank that has none of a parameter adds 0. Collective."""

@@ -112,6 +112,10 @@ class Sharded:
             raise FileNotFoundError(f"{directory / 'deepspeed' / TAG} holds no state of DeepSpeed's")
         rules(self._engine.optimizer, self._settings)
 
+    def close(self) -> None:
+        # DeepSpeed's own tables name every parameter, and so keep them and what hangs on them.
+        self._engine.destroy()
+
     def _trained(self) -> Iterator[torch.nn.Parameter]:
         return (parameter for parameter in self._model.parameters() if parameter.requires_grad)
 

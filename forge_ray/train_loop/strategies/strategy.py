@@ -83,6 +83,10 @@ class Strategy(Protocol):
         """Read it back (`map_location` is the ranks' own). Collective; raises whatever reading raises."""
         ...
 
+    def close(self) -> None:
+        """It is not used any more, and another may take its place in this process."""
+        ...
+
 
 def adamw(parameters: list[torch.nn.Parameter], settings: Optimizer, kind: type[AdamWType]) -> AdamWType:
     """AdamW (of this class) by the rules of `train.optimizer`."""

@@ -115,6 +115,9 @@ def test_a_truncated_rollout_by_each_policy() -> None:
     assert of(truncated="scale", truncated_scale=0.0) == ({0, 1, 2}, 0.0)
     assert of(truncated="mask") == (set(), 0.8), "in the statistics, out of the loss"
     assert of(truncated="mask", statistics="mean_sample_reward") == (set(), pytest.approx(0.8))
+    for policy in ("mask", "finished_calls"):
+        number = of(truncated=policy, statistics="mean_sample_reward", gamma=0.5)[1]
+        assert number == pytest.approx(0.8 * (0.25 + 0.5 + 1) / 3), "what is left out of the loss is not left out of the mean"
     assert of(truncated="finished_calls") == ({0, 1}, 0.8), "the reply that was cut is left out"
     assert set(credit.assign(calls, Credit(truncated="finished_calls"))) == {0, 1, 2}, "a rollout that ended well is not touched"
     assert credit.assign(calls, Credit(gamma=0.5, truncated="finished_calls"), truncated=True)[1] == CallCredit(0.5, 1.0), (

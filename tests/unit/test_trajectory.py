@@ -88,7 +88,9 @@ def test_calls_that_descend_from_one_another_in_a_circle_are_refused() -> None:
 
 
 def test_spans_that_leave_a_hole_are_no_versions() -> None:
-    for spans in ([("0.1", 1, 2)], [("0.1", 0, 1)], [("0.1", 0, 1), ("0.1", 0, 2)], []):
+    holes = ([("0.1", 1, 2)], [("0.1", 0, 1)], [("0.1", 0, 1), ("0.1", 0, 2)], [])
+    of_the_right_length = ([("0.1", 1, 3)], [("0.1", 0, 1), ("0.2", 0, 1)], [("0.1", 0, 1), ("0.2", 2, 3)])
+    for spans in (*holes, *of_the_right_length):
         call = make_call([1], [2, 3], spans=spans)
         for made in (of_calls("g00000-0.0", [call]), of_table(stored.table([call]))[0]):
             assert len(made.calls[0].steps) != 2

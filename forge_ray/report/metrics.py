@@ -1,4 +1,4 @@
-"""`metrics.jsonl`: one line per training step (`"event": "step"`), and one per held-out evaluation (`"event": "eval"`).
+"""`metrics.jsonl`: one line per training step, and one per held-out evaluation (`"event": "eval"`).
 
 Invariants: a line is on disk when `append` returns; the file holds strict JSON (NaN and infinity become null); a line that a crash
 cut off is removed when the file is opened again. After a resume a step may be written a second time: readers take the last line of

@@ -41,8 +41,8 @@ In the dialect's own shape and words, with an `x-request-id`:
 Requests beyond `proxy.max_running` wait for their turn, one session after the other; all of them wait while the weights are updated. A
 streamed reply that is silent for `proxy.keepalive_s` gets its headers and a comment that clients ignore (`: keep-alive`, in the messages
 dialect `event: ping`). Until the first token every error has its own status; after the headers it is the stream's last event, in the
-dialect's words. A reply that breaks off later is cut, so that no client takes it for whole. An unstreamed request can be told nothing
-before its end: give such a harness a long time limit.
+dialect's words. A reply that breaks off later is cut, so that no client takes it for whole. An unstreamed request (and one for
+Gemini's array of responses) can be told nothing before its end: give such a harness a long time limit.
 """
 
 

@@ -47,9 +47,11 @@ A version label is `<incarnation>.<step>`: `step` weight updates of the run's in
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, Protocol
 
 END_EVENTS = ("finished", "length", "cancelled", "failed")
+WHOLE = ("finished", "length")
+"""Those of a call that the engine ended by itself."""
 
 
 @dataclass
@@ -122,7 +124,7 @@ class Call:
         """Whole, delivered, not replaced by a retry, sampled without a grammar and without an image before it (the learner sees tokens, and
         would compute another policy's log-probabilities), with its versions known and its log in order."""
         return (
-            self.status in ("finished", "length")
+            self.status in WHOLE
             and self.delivered is True
             and self.superseded_by is None
             and not self.masked_by_grammar
@@ -138,6 +140,22 @@ class Call:
         for label, first, end in self.spans or ():
             labels[first:end] = [label] * (end - first)
         return labels
+
+
+class Answered(Protocol):
+    """What tells whether a harness lived through a call: of a `Call`, or of a row of the calls dataset."""
+
+    @property
+    def status(self) -> str: ...
+    @property
+    def delivered(self) -> bool | None: ...
+    @property
+    def superseded_by(self) -> str | None: ...
+
+
+def lived_through(call: Answered) -> bool:
+    """Whether the harness went on with the reply: it is whole, is not known to have been lost on its way, and no retry took its place."""
+    return call.status in WHOLE and call.delivered is not False and call.superseded_by is None
 
 
 def version_step(label: str) -> int:

@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
-from forge_ray.trajectories.call import Call
+from forge_ray.trajectories.call import Call, lived_through
 
 MANY = 0.1
 """Share of forks, among the calls that could have continued one, from which on a user is told."""
@@ -21,24 +21,18 @@ Counts = Counter[tuple[str, str]]
 _PLACE = re.compile(r"\s*(\(token \d|at character \d).*$")
 
 
-def continuity(rollouts: Iterable[Sequence[Call]]) -> dict[str, Any]:
-    """`calls_exact`, `calls_spliced`, `calls_forked` (numbers of calls), and `fork_reason`, the commonest one with the number of its calls
-    (`12 x thinking of the reply dropped by the harness`), where there is one."""
-    return told(map(counts, rollouts))
-
-
 def counts(calls: Iterable[Call]) -> Counts:
-    """What `continuity` needs of one rollout."""
+    """Of one rollout."""
     found: Counts = Counter()
     for call in calls:
-        whole = call.status in ("finished", "length") and call.delivered is not False and call.superseded_by is None
-        if whole and call.kind in ("agent", "subagent"):
-            found[call.splice, group(call.reason) if call.splice == "fork" else ""] += 1
+        if lived_through(call) and call.kind in ("agent", "subagent"):
+            found[call.splice, general(call.reason) if call.splice == "fork" else ""] += 1
     return found
 
 
 def told(rollouts: Iterable[Counts]) -> dict[str, Any]:
-    """`continuity` of rollouts that were counted."""
+    """Of all: `calls_exact`, `calls_spliced`, `calls_forked` (numbers of calls), and `fork_reason`, the commonest one with the number of
+    its calls (`12 x thinking of the reply dropped by the harness`), where there is one."""
     splices: Counter[str] = Counter()
     reasons: Counter[str] = Counter()
     for counted in rollouts:
@@ -56,7 +50,7 @@ def told(rollouts: Iterable[Counts]) -> dict[str, Any]:
 _NAMES = {"exact": "exact", "spliced": "spliced", "fork": "forked"}
 
 
-def group(reason: str | None) -> str:
+def general(reason: str | None) -> str:
     """A reason without the place and the texts that it shows."""
     return re.sub(r"\d+", "N", _PLACE.sub("", reason or "no reason was recorded"))
 

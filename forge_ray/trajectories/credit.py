@@ -17,12 +17,13 @@ from dataclasses import dataclass
 from typing import Protocol, TypeVar
 
 from forge_ray.config.credit import Credit
+from forge_ray.trajectories.call import Answered, lived_through
 
 KIND_WEIGHTS: dict[str, float] = {"agent": 1.0, "subagent": 1.0, "compaction": 1.0, "aux": 0.0}
 """Defaults of `train.credit.kind_weights`."""
 
 
-class Counted(Protocol):
+class Counted(Answered, Protocol):
     """What credit looks at: of a `Call`, or of a row of the calls dataset."""
 
     @property
@@ -30,13 +31,7 @@ class Counted(Protocol):
     @property
     def kind(self) -> str: ...
     @property
-    def status(self) -> str: ...
-    @property
     def ended(self) -> float | None: ...
-    @property
-    def delivered(self) -> bool | None: ...
-    @property
-    def superseded_by(self) -> str | None: ...
     @property
     def trainable(self) -> bool: ...
 
@@ -132,11 +127,4 @@ def by_ordinal(calls: Sequence[Counted], given: Mapping[str, float], config: Cre
 def counted(calls: Sequence[Counted], config: Credit) -> list[int]:
     """Ordinals of the calls that Eq. 1 counts: see the module."""
     weights = kind_weights(config)
-    return [
-        ordinal
-        for ordinal, call in enumerate(calls)
-        if call.status in ("finished", "length")
-        and call.delivered is not False
-        and call.superseded_by is None
-        and weights.get(call.kind, 1.0) > 0
-    ]
+    return [ordinal for ordinal, call in enumerate(calls) if lived_through(call) and weights.get(call.kind, 1.0) > 0]

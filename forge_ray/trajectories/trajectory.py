@@ -21,7 +21,7 @@ import numpy as np
 import pyarrow as pa
 
 from forge_ray.errors import ForgeRayError
-from forge_ray.trajectories.call import Call, version_step
+from forge_ray.trajectories.call import WHOLE, Call, version_step
 from forge_ray.trajectories.store.calls import arrays
 
 
@@ -183,7 +183,7 @@ def of_table(
                     superseded_by=superseded[row],
                     # As `Call.trainable` has it: the column holds it without what the run's config lifts.
                     trainable=(
-                        statuses[row] in ("finished", "length")
+                        statuses[row] in WHOLE
                         and delivered[row] is True
                         and superseded[row] is None
                         and (train_grammar_calls or not grammar[row])

@@ -6,7 +6,7 @@ from typing import Any
 
 from forge_ray.config import Train
 from forge_ray.trajectories import batch
-from forge_ray.trajectories.continuity import continuity, group, warning
+from forge_ray.trajectories.continuity import counts, general, told, warning
 from tests.unit.making import make_call, make_record
 
 
@@ -26,19 +26,19 @@ def test_counts_and_the_commonest_reason() -> None:
         _call(7, "fork", "user item 4 changed", superseded_by="other"),
         _call(8, "fork", "user item 4 changed", delivered=False),
     ]
-    assert continuity([one, [_call(9, "exact")]]) == {
+    assert told([counts(one), counts([_call(9, "exact")])]) == {
         "calls_exact": 2,
         "calls_spliced": 1,
         "calls_forked": 3,
         "fork_reason": "2 x user item N changed",
     }
-    assert continuity([[_call(0, "new")]]) == {"calls_exact": 0, "calls_spliced": 0, "calls_forked": 0}
+    assert told([counts([_call(0, "new")])]) == {"calls_exact": 0, "calls_spliced": 0, "calls_forked": 0}
 
 
 def test_reasons_are_grouped_by_what_they_say() -> None:
-    assert group("text of the reply differs at character 3: 'x' became 'y'") == "text of the reply differs"
-    assert group("arguments of tool call 1 (edit): `path` is gone") == "arguments of tool call N (edit): `path` is gone"
-    assert group(None) == "no reason was recorded"
+    assert general("text of the reply differs at character 3: 'x' became 'y'") == "text of the reply differs"
+    assert general("arguments of tool call 1 (edit): `path` is gone") == "arguments of tool call N (edit): `path` is gone"
+    assert general(None) == "no reason was recorded"
 
 
 def test_a_user_is_told_when_many_calls_fork() -> None:

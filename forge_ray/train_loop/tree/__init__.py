@@ -8,7 +8,7 @@
     head.py       log-probabilities and entropies of a piece's emissions
     model.py      which models this is exact for
     passes.py     forward and backward over a program of pieces
-    update.py     the gradients of one optimizer update
+    tries.py      a `Part` made of tries: what the learner's update sees of all this
 
 See docs/tree.md.
 """

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from forge_ray.trajectories.call import Call
+from forge_ray.trajectories.call import WHOLE, Call
 from forge_ray.trajectories.call_log.events import CallEvents, SessionEvents
 from forge_ray.trajectories.call_log.state import SessionState
 from forge_ray.trajectories.upstream import UpstreamCall, restore, upstream_call
@@ -75,7 +75,7 @@ def state(session: SessionEvents) -> SessionState:
             found.open += 1
             continue
         status = events.end["event"]
-        found.calls += status in ("finished", "length")
+        found.calls += status in WHOLE
         found.failed += status == "failed"
         found.cancelled += status == "cancelled"
         found.sampled_tokens += len(events.ids)
@@ -181,7 +181,7 @@ def _judge(calls: Iterable[Call]) -> None:
     for first, request in requests.items():
         equal.setdefault((request[0].path, request[0].request_sha256 or first), []).append(request)
         for call in request:
-            if call.id in taken and call.status in ("finished", "length"):
+            if call.id in taken and call.status in WHOLE:
                 call.delivered = True
     for same in equal.values():
         counts = [any(call.id in taken for call in request) for request in same]

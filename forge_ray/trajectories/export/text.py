@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
-from forge_ray.trajectories.call import Call
+from forge_ray.trajectories.call import Call, lived_through
 from forge_ray.trajectories.export.marks import Marks, Part, ends, messages
 from forge_ray.trajectories.export.template import Message, Render, TemplateError
 
@@ -57,8 +57,8 @@ def goes_on(call: Call, before: Call) -> bool:
 
 
 def usable(call: Call) -> bool:
-    """Whether the call has a whole reply that the harness went on from."""
-    return call.status in ("finished", "length") and call.superseded_by is None and call.delivered is not False and bool(call.ids)
+    """Whether the call has a whole reply that the harness went on from, with a token in it."""
+    return lived_through(call) and bool(call.ids)
 
 
 def leaves(calls: Sequence[Call]) -> list[Call]:

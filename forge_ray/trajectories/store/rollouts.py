@@ -97,9 +97,7 @@ def records(rows: pa.Table, purpose: Sequence[str]) -> list[RolloutRecord]:
     found = []
     for entry, kind in zip(rows.select([*known, "extra"]).to_pylist(), purpose, strict=True):
         fields = {_FIELDS[column]: entry[column] for column in known}
-        fields |= {
-            "purpose": kind,
-        } | {name: dict(entry[name] or ()) for name in _MAPS}
+        fields |= {"purpose": kind, **{name: dict(entry[name] or ()) for name in _MAPS}}
         if entry["extra"]:
             fields |= json.loads(entry["extra"])
         found.append(RolloutRecord.model_validate({name: fields[name] for name in RolloutRecord.model_fields if name in fields}))

@@ -12,12 +12,21 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator
 
 from forge_ray.errors import one_line
-from forge_ray.outcome import Outcome
+from forge_ray.outcome import RATED, Outcome
 
 Purpose = Literal["train", "eval"]
 
 MAX_REWARD = 1e12
 """Largest magnitude of a number that a verifier may give: its square, and sums of it, still fit a double and a float32."""
+
+
+PASS = 1.0
+"""A rollout passes with a terminal reward of at least this."""
+
+
+def passes(reward: float | None) -> bool:
+    """Whether a terminal reward is a pass; without one it is none."""
+    return reward is not None and reward >= PASS
 
 
 def usable(number: float | None) -> bool:
@@ -104,3 +113,8 @@ class RolloutRecord(BaseModel):
     def _one_line(cls, value: object) -> object:
         # It may quote what a program wrote or how a file is called, and must not cost the rollout its record.
         return one_line(value) if isinstance(value, str) else value
+
+
+def reward_of(record: RolloutRecord) -> float | None:
+    """The terminal reward that may enter group statistics: None unless the outcome is rated and the number `usable`."""
+    return record.reward if record.outcome in RATED and usable(record.reward) else None

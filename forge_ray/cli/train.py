@@ -15,7 +15,7 @@ from forge_ray.errors import UserError
 from forge_ray.run_dir import RunDir
 
 if TYPE_CHECKING:
-    from forge_ray.job.offline import Source
+    from forge_ray.job.stored_source import StoredSource
 
 
 FROM = "--from-rollouts"
@@ -97,15 +97,15 @@ def _absolute(run: str) -> str:
     return run if "://" in run else str(run_directory(run).resolve())
 
 
-def _sources(config: Config) -> list[Source]:
+def _sources(config: Config) -> list[StoredSource]:
     """The stores of `train.offline`, opened. Raises `UserError`."""
     if config.train.offline is None:
         return []
     from forge_ray.cli.stored_run import stored_run
-    from forge_ray.job.offline import Source
+    from forge_ray.job.stored_source import StoredSource
 
     found = []
     for run in config.train.offline.runs:
         stored = stored_run(run, FROM)
-        found.append(Source(stored.config.name if stored.config else Path(run.partition("?")[0]).name, stored.reader))
+        found.append(StoredSource(stored.config.name if stored.config else Path(run.partition("?")[0]).name, stored.reader))
     return found

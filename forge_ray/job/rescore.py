@@ -29,7 +29,7 @@ from forge_ray.job import library, store
 from forge_ray.outcome import Outcome
 from forge_ray.rewards.plan import function_of, refuse
 from forge_ray.rewards.verdict import Subject, judge
-from forge_ray.rollout import RolloutRecord
+from forge_ray.rollout import RolloutRecord, passes
 from forge_ray.run_dir import RunDir
 from forge_ray.sandboxes.process import ProcessBackend
 from forge_ray.tasks.digest import task_digest
@@ -42,8 +42,6 @@ RESTORE_S = 600.0
 """Seconds to lay a workspace out."""
 PART = 200
 """Rows of a part: so many verdicts a kill can cost at most."""
-PASSED = 1.0
-"""A reward from here on is a pass, as in every other table."""
 
 log = logging.getLogger(__name__)
 
@@ -66,10 +64,10 @@ class Summary:
         old, new = [row.reward_before for row in judged], [row.reward for row in judged]
         lines = [f"rescore {self.name}: {len(judged)} rollouts judged, {len(changed)} changed", f"{'':<18} {'old':>9} {'new':>9}"]
         lines.append(f"{'mean of both':<18} {_mean(row.reward_before for row in both)} {_mean(row.reward for row in both)}")
-        lines.append(f"{'passed':<18} {_passed(old):>9} {_passed(new):>9}")
+        lines.append(f"{'passed':<18} {sum(map(passes, old)):>9} {sum(map(passes, new)):>9}")
         lines.append(f"{'without a reward':<18} {old.count(None):>9} {new.count(None):>9}")
-        up = sum(not _pass(row.reward_before) and _pass(row.reward) for row in both)
-        down = sum(_pass(row.reward_before) and not _pass(row.reward) for row in both)
+        up = sum(not passes(row.reward_before) and passes(row.reward) for row in both)
+        down = sum(passes(row.reward_before) and not passes(row.reward) for row in both)
         lines.append(f"flips: {up} fail to pass, {down} pass to fail")
         for task, number in Counter(row.task for row in changed).most_common(10):
             lines.append(f"  {task}: {number} of {sum(row.task == task for row in judged)} changed")
@@ -77,14 +75,6 @@ class Summary:
         lines += [f"without a reward: {number} x {reason}" for reason, number in unrated.most_common(10)]
         lines += [f"not judged: {number} x {reason}" for reason, number in (self.left_out + failed).most_common(10)]
         return lines
-
-
-def _pass(reward: float | None) -> bool:
-    return reward is not None and reward >= PASSED
-
-
-def _passed(rewards: Iterable[float | None]) -> int:
-    return sum(_pass(reward) for reward in rewards)
 
 
 def _mean(rewards: Iterable[float | None]) -> str:

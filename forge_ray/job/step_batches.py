@@ -15,6 +15,7 @@ from forge_ray.job import library, store
 from forge_ray.job.flow import Flow
 from forge_ray.job.rating import Rater, store_ratings
 from forge_ray.job.scheduler import Group
+from forge_ray.job.step_report import reward_figures
 from forge_ray.run_dir import RunDir
 
 
@@ -98,7 +99,6 @@ class StepBatches:
 
     async def _form(self, version: int) -> tuple[bool, bool]:
         """Whether the batch is there now, and whether groups were dropped."""
-        from forge_ray.report.statistics import mean_ci
         from forge_ray.trajectories import batch
 
         train, scheduler = self._config.train, self._flow.scheduler
@@ -119,11 +119,9 @@ class StepBatches:
         held_s = 0.0 if self._held_since is None else time.monotonic() - self._held_since
         self._held_since = None
         built = await asyncio.to_thread(batch.form, [self._built[g.index] for g in taken.batch], train, version=version)
-        rewards = [reward for group in taken.batch for record in group.records if (reward := batch.reward_of(record)) is not None]
         stats = {
             **built.stats,
-            "reward_ci": mean_ci(rewards)[1],
-            "pass_rate": sum(reward >= 1 for reward in rewards) / len(rewards) if rewards else None,
+            **reward_figures(record for group in taken.batch for record in group.records),
             "stale_groups": scheduler.stale_groups,
             "empty_groups": scheduler.empty_groups,
             "held_s": held_s,

@@ -10,13 +10,20 @@ from typing import TYPE_CHECKING, Any, Protocol
 from forge_ray.outcome import RATED
 from forge_ray.report import signal
 from forge_ray.report.metrics import StepMetrics, read_evaluations, read_metrics
-from forge_ray.rollout import RolloutRecord
+from forge_ray.report.statistics import mean_ci
+from forge_ray.rollout import RolloutRecord, passes, reward_of
 from forge_ray.run_dir import RunDir
 from forge_ray.trajectories import continuity
 
 if TYPE_CHECKING:
     from forge_ray.report.metrics import MetricsWriter
     from forge_ray.report.progress import Progress
+
+
+def reward_figures(records: Iterable[RolloutRecord]) -> dict[str, float | None]:
+    """`reward_ci` and `pass_rate` of a step's rollouts, for the stats of its batch; None where no reward may be counted."""
+    rewards = [reward for record in records if (reward := reward_of(record)) is not None]
+    return {"reward_ci": mean_ci(rewards)[1], "pass_rate": sum(map(passes, rewards)) / len(rewards) if rewards else None}
 
 
 class Batches(Protocol):

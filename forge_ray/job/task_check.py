@@ -15,13 +15,13 @@ from pathlib import Path
 from forge_ray.config import Config
 from forge_ray.errors import ForgeRayError
 from forge_ray.rewards.verdict import Subject, judge
+from forge_ray.rollout import passes
 from forge_ray.run_dir import RunDir
 from forge_ray.sandboxes.process import ProcessBackend
 from forge_ray.tasks.task import Task
 
 SOLUTION = ".solution"
 """Folder in HOME where the solution's files are; `SOLUTION_DIR` names it."""
-PASSED = 1.0
 
 
 async def problems(config: Config, tasks: Sequence[Task], jobs: int) -> list[tuple[Task, str]]:
@@ -44,7 +44,7 @@ async def _problem(task: Task, config: Config, run: RunDir, backend: ProcessBack
         empty = await _reward(task, config, run, backend, f"empty-{number}", solve=False)
     except ForgeRayError as error:
         return f"an untouched workspace cannot be judged: {error}"
-    if empty >= PASSED:
+    if passes(empty):
         return f"an untouched workspace has reward {empty:g}"
     if task.solution is None:
         return None
@@ -52,7 +52,7 @@ async def _problem(task: Task, config: Config, run: RunDir, backend: ProcessBack
         solved = await _reward(task, config, run, backend, f"solved-{number}", solve=True)
     except ForgeRayError as error:
         return f"its own solution cannot be judged: {error}"
-    if solved <= empty or (solved < PASSED and not config.rollouts.reward_weights):
+    if solved <= empty or not (passes(solved) or config.rollouts.reward_weights):
         return f"its own solution has reward {solved:g}"
     return None
 

@@ -14,12 +14,12 @@ from pathlib import Path
 from forge_ray.config import Config
 from forge_ray.job import offline, schedule_print, stall, stored_groups
 from forge_ray.job.driver import Driver
-from forge_ray.job.offline import Source
 from forge_ray.job.rating import Rater, rater_of
 from forge_ray.job.run_log import run_log
 from forge_ray.job.runtime import Runtime
 from forge_ray.job.scheduler import TaskRef
 from forge_ray.job.sources import demonstrations as made_demonstrations
+from forge_ray.job.stored_source import StoredSource
 from forge_ray.report import sinks
 from forge_ray.report.metrics import MetricsWriter
 from forge_ray.report.phases import PhaseLog
@@ -30,7 +30,7 @@ from forge_ray.run_dir import RunDir, next_incarnation
 from forge_ray.train_loop.trainer import TrainerThread, start_exchange
 
 
-def train(config: Config, run: RunDir, *, resume: bool, sources: Sequence[Source] = ()) -> Summary:
+def train(config: Config, run: RunDir, *, resume: bool, sources: Sequence[StoredSource] = ()) -> Summary:
     """Run to the end; returns the summary. `sources`: the stores of `train.offline`.
 
     Raises `UserError` for bad input, other `ForgeRayError`s for a run that failed, `KeyboardInterrupt` when it was stopped by SIGINT or
@@ -49,7 +49,7 @@ def train(config: Config, run: RunDir, *, resume: bool, sources: Sequence[Source
     return summary
 
 
-async def _train(config: Config, run: RunDir, *, resume: bool, sources: Sequence[Source]) -> None:
+async def _train(config: Config, run: RunDir, *, resume: bool, sources: Sequence[StoredSource]) -> None:
     phases = PhaseLog(run.phases)
     asked = sinks.makers(config, run)
     with (

@@ -14,13 +14,10 @@ from pydantic import ValidationError
 from forge_ray.outcome import RATED
 from forge_ray.report.metrics import read_evaluations
 from forge_ray.report.statistics import PassRate, pass_rate
-from forge_ray.rollout import RolloutRecord
+from forge_ray.rollout import RolloutRecord, passes
 from forge_ray.run_dir import RunDir
 
 _EVALUATION = re.compile(r"eval-(step-\d+|[A-Za-z0-9_]+)-.+")
-
-PASS = 1.0
-"""A rollout passes with a reward of at least this."""
 
 
 def read_records(run: RunDir, ids: str = "*") -> list[RolloutRecord]:
@@ -47,7 +44,7 @@ def harness_title(name: str) -> str:
 
 
 def passed(record: RolloutRecord) -> bool:
-    return record.reward is not None and record.reward >= PASS
+    return passes(record.reward)
 
 
 def evaluations(records: Iterable[RolloutRecord]) -> dict[str, list[RolloutRecord]]:

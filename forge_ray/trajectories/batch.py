@@ -19,8 +19,8 @@ import pyarrow as pa
 
 from forge_ray.config import Credit, Train
 from forge_ray.errors import ForgeRayError
-from forge_ray.outcome import RATED, Outcome
-from forge_ray.rollout import RolloutRecord, usable, usable_of
+from forge_ray.outcome import Outcome
+from forge_ray.rollout import RolloutRecord, passes, reward_of, usable_of
 from forge_ray.trajectories import continuity, credit
 from forge_ray.trajectories.advantage import group_advantages
 from forge_ray.trajectories.builders import build, chain
@@ -190,15 +190,8 @@ def _reward_stats(rollouts: Sequence[Taken]) -> dict[str, float]:
 
 def _harness_stats(rollouts: Sequence[Taken]) -> dict[str, float]:
     rewards = [one.reward for one in rollouts if one.reward is not None]
-    means = {"reward_mean": statistics.fmean(rewards), "pass_rate": statistics.fmean(reward >= 1 for reward in rewards)} if rewards else {}
+    means = {"reward_mean": statistics.fmean(rewards), "pass_rate": statistics.fmean(map(passes, rewards))} if rewards else {}
     return {"rollouts": len(rollouts), "valid": len(rewards), **means}
-
-
-def reward_of(record: RolloutRecord) -> float | None:
-    """The terminal reward that may enter group statistics: None unless the outcome is rated and the number `usable`."""
-    if record.outcome not in RATED or not usable(record.reward):
-        return None
-    return record.reward
 
 
 def group_staleness(group: Iterable[Taken], version: int) -> int:

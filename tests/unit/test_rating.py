@@ -18,9 +18,11 @@ from tokenizers.models import WordLevel
 from forge_ray.config import Config
 from forge_ray.errors import UserError
 from forge_ray.job import rating
-from forge_ray.job.offline import Source, StoredBatches, prepare
+from forge_ray.job.offline import prepare
 from forge_ray.job.rating import Rater
 from forge_ray.job.runtime import RunFailed
+from forge_ray.job.stored_batches import StoredBatches
+from forge_ray.job.stored_source import StoredSource
 from forge_ray.run_dir import RunDir
 from forge_ray.train_loop.learner import Learner
 from forge_ray.train_loop.ranks import Ranks
@@ -108,12 +110,12 @@ def sampled(model: torch.nn.Module, rollouts: int, temperature: float = 1.0) -> 
     return made
 
 
-def stored(where: Path, rollouts: list[tuple[Any, list[Call]]]) -> Source:
+def stored(where: Path, rollouts: list[tuple[Any, list[Call]]]) -> StoredSource:
     writer = StoreWriter(Location.of(where), Origin("old"))
     for record, calls in rollouts:
         writer.add(record, calls)
     writer.flush()
-    return Source("old", StoreReader(str(where)))
+    return StoredSource("old", StoreReader(str(where)))
 
 
 @pytest.mark.parametrize("builder", ["chain", "per_call", "tree"])

@@ -14,8 +14,10 @@ from hypothesis import strategies as st
 from forge_ray.config import Config, load
 from forge_ray.errors import UserError
 from forge_ray.job import stored_groups
-from forge_ray.job.offline import UNKNOWN, Source, StoredBatches, prepare
+from forge_ray.job.offline import prepare
 from forge_ray.job.step_report import StepReport
+from forge_ray.job.stored_batches import UNKNOWN, StoredBatches
+from forge_ray.job.stored_source import StoredSource
 from forge_ray.outcome import Outcome
 from forge_ray.report.metrics import MetricsWriter, read_metrics, read_rows
 from forge_ray.report.summary import Summary
@@ -156,17 +158,17 @@ def test_the_plan_is_kept_and_a_damaged_one_is_named(tmp_path: Path) -> None:
 
 
 @pytest.fixture
-def source(tmp_path: Path) -> Source:
+def source(tmp_path: Path) -> StoredSource:
     location = Location.of(tmp_path / "data")
     writer = StoreWriter(location, Origin("old"))
     for record in records(3):
         first = make_call([1, 2], [3, 4], session=record.id)
         writer.add(record.model_copy(update={"calls": 2}), [first, make_call([1, 2, 3, 4, 5], [6], session=record.id, order=1)])
     writer.flush()
-    return Source("old", StoreReader(location))
+    return StoredSource("old", StoreReader(location))
 
 
-def test_a_batch_holds_recorded_logprobs_and_no_version_of_the_other_run(source: Source, tmp_path: Path) -> None:
+def test_a_batch_holds_recorded_logprobs_and_no_version_of_the_other_run(source: StoredSource, tmp_path: Path) -> None:
     for builder in ("chain", "per_call", "tree"):
         own, plan = prepare(config(builder=builder), [source])
         run = RunDir(tmp_path / builder).create()
@@ -182,7 +184,7 @@ def test_a_batch_holds_recorded_logprobs_and_no_version_of_the_other_run(source:
         assert (flat(table, "advantage") != 0).any()
 
 
-def test_rewards_are_the_recorded_the_latest_or_those_of_one_rescore(source: Source) -> None:
+def test_rewards_are_the_recorded_the_latest_or_those_of_one_rescore(source: StoredSource) -> None:
     def verdict(rescore: str, rollout: str, outcome: Outcome, reward: float | None, at: float) -> rescores.Rescored:
         return rescores.Rescored(
             rescore, rollout, "train", "t0", "react", "d", at, "me@here", Outcome.OK, 0.0, outcome, "", reward,
@@ -209,7 +211,7 @@ def test_rewards_are_the_recorded_the_latest_or_those_of_one_rescore(source: Sou
         rewards("C")
 
 
-def test_an_age_that_nothing_has_is_refused(source: Source) -> None:
+def test_an_age_that_nothing_has_is_refused(source: StoredSource) -> None:
     with pytest.raises(UserError, match=r"train.loss.stale.versions: .*mask by train.loss.stale.kl"):
         prepare(config(loss={"stale": {"versions": 2}}), [source])
 
@@ -223,7 +225,7 @@ def test_paths_of_the_config_are_relative_to_it(tmp_path: Path) -> None:
     assert found is not None and found.runs == [str(tmp_path / "runs" / "one"), "s3://bucket/two"]
 
 
-def test_every_named_reward_is_in_the_steps_line_over_the_rollouts_that_have_it(source: Source, tmp_path: Path) -> None:
+def test_every_named_reward_is_in_the_steps_line_over_the_rollouts_that_have_it(source: StoredSource, tmp_path: Path) -> None:
     own, plan = prepare(config(), [source])
     for index, group in enumerate(plan.groups):
         for stored in group:

@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from forge_ray.disk import sync
 from forge_ray.errors import ForgeRayError
 
 
@@ -121,11 +122,7 @@ def write_atomic(path: Path, text: str, *, mode: int = 0o644) -> None:
     except BaseException:
         Path(temporary).unlink(missing_ok=True)
         raise
-    directory = os.open(path.parent, os.O_RDONLY)
-    try:
-        os.fsync(directory)
-    finally:
-        os.close(directory)
+    sync(path.parent)
 
 
 def write_json(path: Path, value: Any, *, mode: int = 0o644) -> None:

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forge_ray.disk import sync
 from forge_ray.errors import ForgeRayError
 from forge_ray.model_files import model_problem, safetensors_problem
 from forge_ray.run_dir import RunDir
@@ -196,22 +197,14 @@ def _write_model(directory: Path, strategy: Strategy | None, ranks: Ranks, model
 
 def _make_final(temporary: Path, target: Path) -> None:
     for file in [*temporary.rglob("*"), temporary]:
-        _sync(file)
+        sync(file)
     replaced = target.with_name(f".{target.name}.replaced")
     shutil.rmtree(replaced, ignore_errors=True)
     if target.exists():
         os.replace(target, replaced)
     os.replace(temporary, target)
     shutil.rmtree(replaced, ignore_errors=True)
-    _sync(target.parent)
-
-
-def _sync(file: Path) -> None:
-    handle = os.open(file, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)
+    sync(target.parent)
 
 
 def restore(run: RunDir, step: int, strategy: Strategy, ranks: Ranks) -> dict[str, Any]:

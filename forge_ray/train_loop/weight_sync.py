@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from forge_ray import disk
 from forge_ray.run_dir import RunDir, write_json
 from forge_ray.train_loop import room
 
@@ -57,11 +58,7 @@ def write(target: Path, tensors: Mapping[str, torch.Tensor], metadata: Mapping[s
     try:
         with room.needed(f"the weights {target.name}", target.parent):
             save_file(dict(tensors), temporary, metadata=dict(metadata))
-            handle = os.open(temporary, os.O_RDONLY)
-            try:
-                os.fsync(handle)
-            finally:
-                os.close(handle)
+            disk.sync(temporary)
     except Exception:
         temporary.unlink(missing_ok=True)
         raise

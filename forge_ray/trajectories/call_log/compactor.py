@@ -23,6 +23,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from forge_ray.disk import sync
 from forge_ray.trajectories.call_log import table
 from forge_ray.trajectories.call_log.events import CallEvents, SessionEvents
 from forge_ray.trajectories.call_log.lines import Known, Line, Lines
@@ -108,7 +109,7 @@ class Compactor:
             segment.path.unlink()
             result.removed.append(segment.name)
         if free:
-            table.sync_directory(self.directory)
+            sync(self.directory)
         return result
 
     # ---- what can go

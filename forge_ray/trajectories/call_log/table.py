@@ -57,6 +57,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from forge_ray.disk import sync
 from forge_ray.errors import ForgeRayError
 from forge_ray.trajectories.call_log.events import CallEvents, Event
 from forge_ray.trajectories.call_log.parts import FOLDER, Part
@@ -259,11 +260,10 @@ class PartWriter:
         }
         self._writer.add_key_value_metadata({CONTENT_KEY: _dump(content).encode()})
         self._writer.close()
-        with self._hidden.open("rb") as file:
-            os.fsync(file.fileno())
+        sync(self._hidden)
         os.rename(self._hidden, self._path)
         for directory in (self._path.parent, self._path.parent.parent):
-            sync_directory(directory)
+            sync(directory)
         return read_part(self._path)
 
     def abandon(self) -> None:
@@ -325,12 +325,3 @@ def sessions_of(part: Part, calls: set[str]) -> dict[str, str]:
     except (OSError, pa.ArrowException) as error:
         raise NoPart(f"{part.path} cannot be read ({error})") from error
     return dict(zip(table["call"].to_pylist(), table["session"].to_pylist(), strict=True))
-
-
-def sync_directory(directory: Path) -> None:
-    """Make the names in `directory` durable."""
-    handle = os.open(directory, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

@@ -25,6 +25,7 @@ from pathlib import Path
 from typing import Any
 from weakref import WeakSet
 
+from forge_ray.disk import sync
 from forge_ray.trajectories.call_log import segments
 from forge_ray.trajectories.call_log.errors import CallLogError
 
@@ -214,11 +215,7 @@ def _create(path: Path) -> int:
     file = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_APPEND | os.O_CLOEXEC, 0o644)
     try:
         segments.claim(file)
-        directory = os.open(path.parent, os.O_RDONLY)
-        try:
-            os.fsync(directory)
-        finally:
-            os.close(directory)
+        sync(path.parent)
     except BaseException:
         os.close(file)
         with contextlib.suppress(OSError):

@@ -20,6 +20,7 @@ from pathlib import Path
 import pyarrow as pa
 from pyarrow import fs
 
+from forge_ray.disk import sync
 from forge_ray.errors import UserError
 from forge_ray.trajectories.store.schema import StoreError
 
@@ -127,11 +128,7 @@ def _put_local(path: Path, content: pa.Buffer) -> None:
             temporary.unlink(missing_ok=True)
         raise
     for directory in (path.parent, path.parent.parent):
-        handle = os.open(directory, os.O_RDONLY)
-        try:
-            os.fsync(handle)
-        finally:
-            os.close(handle)
+        sync(directory)
 
 
 def _unseen(path: str) -> str:

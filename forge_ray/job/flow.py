@@ -18,7 +18,7 @@ from typing import Any
 from forge_ray.config import Config
 from forge_ray.job.scheduler import Group, Scheduler, TaskRef
 from forge_ray.rollout import RolloutRecord, RolloutRequest
-from forge_ray.train_loop.admission import Taken, groups_to_start, take
+from forge_ray.train_loop.admission import Choice, choose, groups_to_start
 
 
 class Flow:
@@ -98,21 +98,21 @@ class Flow:
         self.resampled += [group.index for group in gone]
         return [group for group in ready if group not in gone], gone
 
-    def take(self, version: int, groups: Iterable[Group], staleness: Callable[[Group], int]) -> Taken[Group]:
+    def take(self, version: int, groups: Iterable[Group], staleness: Callable[[Group], int]) -> Choice[Group]:
         """What step `version` trains, out of the ready `groups`. `staleness`: a group's exact one, now.
 
         The stale ones are dropped here; the batch is the caller's to keep, and to confirm with `used`.
         """
         waits = self._train.on_stale == "wait"
-        taken = take(
+        choice = choose(
             list(groups),
             staleness=staleness,
             max_staleness=self._train.max_staleness,
             size=self._train.groups_per_step,
             under_way=[version - (group.begun_at or 0) for group in self.scheduler.under_way()] if waits else None,
         )
-        self.scheduler.drop_stale(taken.stale)
-        return taken
+        self.scheduler.drop_stale(choice.stale)
+        return choice
 
     def used(self, batch: Iterable[Group]) -> None:
         """These groups are a step's batch, which is kept."""

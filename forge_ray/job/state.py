@@ -19,7 +19,7 @@ import yaml
 
 from forge_ray.config import Config, load
 from forge_ray.errors import UserError
-from forge_ray.job import schedule_print
+from forge_ray.job import numbering
 from forge_ray.run_dir import RunDir, write_atomic, write_json
 
 log = logging.getLogger(__name__)
@@ -84,7 +84,7 @@ def reopen(where: str, runs: str | None = None) -> tuple[Config, RunDir]:
     hold(run.root)
     config = load(run.config)
     # Before anything is started; what only the inputs tell is compared when they are there.
-    schedule_print.check(run, schedule_print.of_config(config))
+    numbering.check(run, numbering.of_config(config))
     return config, run.create()
 
 

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from forge_ray.config import Config
-from forge_ray.job import offline, schedule_print, stall, stored_groups
+from forge_ray.job import numbering, offline, stall, stored_groups
 from forge_ray.job.driver import Driver
 from forge_ray.job.rating import Rater, rater_of
 from forge_ray.job.run_log import run_log
@@ -95,7 +95,7 @@ async def _inputs(config: Config, run: RunDir, runtime: Runtime, progress: Progr
     progress.phase("inputs", "model and tasks")
     model, (tasks, heldout) = await asyncio.gather(runtime.learner_model(), runtime.tasks())
     teacher, rater = await runtime.teacher(model), rater_of(config, model)
-    schedule_print.keep(run, schedule_print.of_config(config) | schedule_print.of_tasks(tasks, heldout))
+    numbering.keep(run, numbering.of_config(config) | numbering.of_tasks(tasks, heldout))
     progress.done("inputs", f"{len(tasks)} training tasks, {len(heldout)} held-out")
     if config.tasks.heldout is None:
         progress.note("tasks.heldout is not set: nothing is evaluated")

@@ -54,7 +54,7 @@ def groups_to_start(
 
 
 @dataclass
-class Taken(Generic[T]):
+class Choice(Generic[T]):
     """What becomes of the groups that were ready."""
 
     batch: list[T] = field(default_factory=list)
@@ -67,9 +67,9 @@ class Taken(Generic[T]):
     """There are enough for a step, but it waits for a slow group."""
 
 
-def take(
+def choose(
     ready: Sequence[T], *, staleness: Callable[[T], int], max_staleness: int, size: int, under_way: Sequence[int] | None = None
-) -> Taken[T]:
+) -> Choice[T]:
     """Choose a step's groups from `ready`, which are in order of arrival.
 
     `staleness` is a group's exact one, now (`batch.group_staleness`). The stalest within the bound go first, arrival decides between
@@ -88,8 +88,8 @@ def take(
         size,
     )
     if len(fresh) < size or held:
-        return Taken([], [ready[index] for index in fresh], stale, held)
-    return Taken(
+        return Choice([], [ready[index] for index in fresh], stale, held)
+    return Choice(
         [ready[index] for index in fresh if index in chosen],
         [ready[index] for index in fresh if index not in chosen],
         stale,

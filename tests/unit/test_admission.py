@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_ray.train_loop.admission import capacity, groups_to_start, take
+from forge_ray.train_loop.admission import capacity, choose, groups_to_start
 
 
 @pytest.mark.parametrize(
@@ -42,15 +42,15 @@ def test_groups_start_whole() -> None:
 
 def test_a_step_takes_the_stalest_within_the_bound_and_drops_what_is_over_it() -> None:
     ages = {"a": 0, "b": 3, "c": 1, "d": 0, "e": 2}
-    taken = take(list(ages), staleness=ages.__getitem__, max_staleness=2, size=3)
-    assert (taken.batch, taken.waiting, taken.stale) == (["a", "c", "e"], ["d"], ["b"])
+    choice = choose(list(ages), staleness=ages.__getitem__, max_staleness=2, size=3)
+    assert (choice.batch, choice.waiting, choice.stale) == (["a", "c", "e"], ["d"], ["b"])
 
 
 def test_a_step_with_too_few_groups_waits_and_still_drops() -> None:
     ages = {"a": 0, "b": 3, "c": 1}
-    taken = take(list(ages), staleness=ages.__getitem__, max_staleness=1, size=3)
-    assert (taken.batch, taken.waiting, taken.stale) == ([], ["a", "c"], ["b"])
-    assert take([], staleness=ages.__getitem__, max_staleness=1, size=1).batch == []
+    choice = choose(list(ages), staleness=ages.__getitem__, max_staleness=1, size=3)
+    assert (choice.batch, choice.waiting, choice.stale) == ([], ["a", "c"], ["b"])
+    assert choose([], staleness=ages.__getitem__, max_staleness=1, size=1).batch == []
 
 
 @pytest.mark.parametrize(
@@ -67,9 +67,9 @@ def test_a_step_with_too_few_groups_waits_and_still_drops() -> None:
     ],
 )
 def test_a_step_waits_for_a_slow_group_where_that_can_help(ready: list[int], under_way: list[int], batch: list[int] | None) -> None:
-    taken = take(ready, staleness=lambda age: age, max_staleness=2, size=2, under_way=under_way)
-    assert taken.batch == (batch or []) and taken.held == (batch is None and len(ready) >= 2)
-    assert sorted([*taken.batch, *taken.waiting]) == sorted(ready)
+    choice = choose(ready, staleness=lambda age: age, max_staleness=2, size=2, under_way=under_way)
+    assert choice.batch == (batch or []) and choice.held == (batch is None and len(ready) >= 2)
+    assert sorted([*choice.batch, *choice.waiting]) == sorted(ready)
 
 
 @settings(max_examples=300, deadline=None)

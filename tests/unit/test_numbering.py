@@ -9,7 +9,7 @@ import pytest
 
 from forge_ray.config import Config
 from forge_ray.errors import UserError
-from forge_ray.job import schedule_print, state
+from forge_ray.job import numbering, state
 from forge_ray.job.scheduler import TaskRef
 from forge_ray.run_dir import RunDamaged, RunDir, next_incarnation, read_state, write_json
 
@@ -24,8 +24,8 @@ def config(**sections: Any) -> Config:
     return Config.model_validate({**tree, **sections})
 
 
-def found(refs: list[TaskRef] = TASKS, /, **sections: Any) -> schedule_print.Print:
-    return schedule_print.of_config(config(**sections)) | schedule_print.of_tasks(refs, TASKS[:1])
+def found(refs: list[TaskRef] = TASKS, /, **sections: Any) -> numbering.Numbering:
+    return numbering.of_config(config(**sections)) | numbering.of_tasks(refs, TASKS[:1])
 
 
 @pytest.fixture
@@ -33,7 +33,7 @@ def run(tmp_path: Path) -> RunDir:
     """A run that has made one rollout."""
     run = RunDir(tmp_path / "run").create()
     write_json(run.state, {"incarnation": 0, "secret": "ab"})
-    schedule_print.keep(run, found())
+    numbering.keep(run, found())
     (run.rollouts / "g00000-0.0").mkdir()
     (run.rollouts / "g00000-0.0" / "result.json").write_text("{}")
     return run
@@ -53,38 +53,38 @@ def run(tmp_path: Path) -> RunDir:
         (found(tasks={"train": {"path": "t.py:make", "options": {"count": 4}}, "heldout": "h"}), "tasks.train.options was {'count': 3}"),
     ],
 )
-def test_what_has_changed_is_named(run: RunDir, changed: schedule_print.Print, words: str) -> None:
+def test_what_has_changed_is_named(run: RunDir, changed: numbering.Numbering, words: str) -> None:
     with pytest.raises(UserError, match=f"(?s){run.root}: {words}.*since the run began") as caught:
-        schedule_print.keep(run, changed)
+        numbering.keep(run, changed)
     assert "\n" not in str(caught.value)
-    assert schedule_print.keep(run, found()) is None, "the old one still stands"
+    assert numbering.keep(run, found()) is None, "the old one still stands"
 
 
 def test_the_config_alone_is_compared_before_anything_starts(run: RunDir) -> None:
-    schedule_print.check(run, schedule_print.of_config(config()))
+    numbering.check(run, numbering.of_config(config()))
     with pytest.raises(UserError, match="seed"):
-        schedule_print.check(run, schedule_print.of_config(config(seed=1)))
+        numbering.check(run, numbering.of_config(config(seed=1)))
 
 
 def test_what_no_rollout_depends_on_may_change(run: RunDir) -> None:
     moved = [TaskRef(task.name, f"/elsewhere/{task.name}") for task in TASKS]
-    schedule_print.keep(run, found(moved, train={"steps": 500, "workers": 2}, rollouts={"retries": 0}))
+    numbering.keep(run, found(moved, train={"steps": 500, "workers": 2}, rollouts={"retries": 0}))
 
 
 def test_a_run_that_has_made_nothing_yet_may_change_and_an_old_run_is_taken_as_it_is(run: RunDir) -> None:
     (run.rollouts / "g00000-0.0" / "result.json").rename(run.root / "away")
-    schedule_print.keep(run, found(seed=7))
-    assert read_state(run)[schedule_print.KEY]["seed"] == 7
+    numbering.keep(run, found(seed=7))
+    assert read_state(run)[numbering.KEY]["seed"] == 7
     (run.root / "away").rename(run.rollouts / "g00000-0.0" / "result.json")
     write_json(run.state, {"incarnation": 3, "secret": "ab"})  # from before there was a schedule in it
-    schedule_print.keep(run, found(seed=9))
+    numbering.keep(run, found(seed=9))
     with pytest.raises(UserError, match="seed was 9"):
-        schedule_print.keep(run, found())
+        numbering.keep(run, found())
 
 
 def test_the_schedule_and_the_incarnation_live_in_one_file(run: RunDir) -> None:
     assert next_incarnation(run) == 1
-    schedule_print.keep(run, found())
+    numbering.keep(run, found())
     assert read_state(run)["incarnation"] == 1 and read_state(run)["secret"] == "ab"
 
 

@@ -17,11 +17,11 @@ from forge_ray.run_dir import RunDir, read_state, write_json
 KEY = "schedule"
 """Of `state.json`."""
 
-Print = dict[str, Any]
+Numbering = dict[str, Any]
 """Config key -> its value, JSON; `tasks.*` -> names of the tasks, in order."""
 
 
-def of_config(config: Config) -> Print:
+def of_config(config: Config) -> Numbering:
     """What the config alone says."""
     return {
         "seed": config.seed,
@@ -33,7 +33,7 @@ def of_config(config: Config) -> Print:
     }
 
 
-def of_tasks(train: list[TaskRef], heldout: list[TaskRef]) -> Print:
+def of_tasks(train: list[TaskRef], heldout: list[TaskRef]) -> Numbering:
     """What was found where the config points."""
     return {"tasks.train": [task.name for task in train], "tasks.heldout": [task.name for task in heldout]}
 
@@ -44,23 +44,23 @@ def _options(source: Source | None) -> Any:
     return json.loads(json.dumps(source.options, default=str))
 
 
-def keep(run: RunDir, found: Print) -> None:
+def keep(run: RunDir, found: Numbering) -> None:
     """Note `found` in the run's state where nothing is noted yet, or nothing has been made of it; else compare. Raises `UserError`."""
     state = read_state(run)
-    noted: Print = state.get(KEY, {})
+    noted: Numbering = state.get(KEY, {})
     if _begun(run):
         compare(run, noted, found)
     if noted != (wanted := {**noted, **found}):
         write_json(run.state, {**state, KEY: wanted}, mode=0o600)
 
 
-def check(run: RunDir, found: Print) -> None:
+def check(run: RunDir, found: Numbering) -> None:
     """Compare `found` with what is noted, as far as it goes. Raises `UserError`."""
     if _begun(run):
         compare(run, read_state(run).get(KEY, {}), found)
 
 
-def compare(run: RunDir, noted: Print, found: Print) -> None:
+def compare(run: RunDir, noted: Numbering, found: Numbering) -> None:
     """Raise `UserError` with the first key of both whose values differ, and how."""
     for key, now in found.items():
         if key in noted and noted[key] != now:

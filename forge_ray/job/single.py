@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import asyncio
 import time
+from collections.abc import Awaitable, Callable
 from pathlib import Path
+from typing import TYPE_CHECKING, TypeVar
 
 from forge_ray.config import Config
 from forge_ray.errors import UserError
@@ -20,6 +22,12 @@ from forge_ray.model_files import policy_problem
 from forge_ray.report.progress import Progress
 from forge_ray.rollout import RolloutRecord, RolloutRequest
 from forge_ray.run_dir import RunDir, next_incarnation
+
+if TYPE_CHECKING:
+    from forge_ray.serve_proxy.client import ProxyClient
+    from forge_ray.trajectories.call import Call
+
+T = TypeVar("T")
 
 
 def checkpoint(config: Config, where: str | None, option: str = "--checkpoint") -> Path | None:
@@ -59,7 +67,6 @@ def side_run(config: Config, what: str) -> tuple[Config, RunDir]:
 
 def run_one(config: Config, run: RunDir, task: str, harness: str, model: Path | None) -> RolloutRecord:
     """One rollout of `harness` at `task` (a name or a directory)."""
-
     found: list[TaskRef] = []
 
     async def first(runtime: Runtime) -> None:
@@ -75,16 +82,21 @@ def run_one(config: Config, run: RunDir, task: str, harness: str, model: Path | 
     return in_runtime(config, run, work, first)
 
 
-def calls(run: RunDir, record: RolloutRecord):
+def calls(run: RunDir, record: RolloutRecord) -> list[Call]:
     """The recorded calls of a rollout, by completion."""
     return library.Recordings(run).with_calls([record])[0][1]
 
 
-def in_runtime(config: Config, run: RunDir, work, first=None):
+def in_runtime(
+    config: Config,
+    run: RunDir,
+    work: Callable[[Runtime, Progress], Awaitable[T]],
+    first: Callable[[Runtime], Awaitable[None]] | None = None,
+) -> T:
     """Run the coroutine function `work(runtime, progress)` with Ray up, and take everything down again. `first(runtime)` comes before Ray
     starts, which it does not where that has the result already. A command that is refused leaves no run directory."""
 
-    async def main():
+    async def main() -> T:
         with Progress(title=config.name) as progress:
             async with Runtime(config, run) as runtime:
                 if first is not None:
@@ -110,7 +122,7 @@ def in_runtime(config: Config, run: RunDir, work, first=None):
         raise
 
 
-async def start_proxy(runtime: Runtime, progress: Progress, model: Path | None):
+async def start_proxy(runtime: Runtime, progress: Progress, model: Path | None) -> ProxyClient:
     """Serve `model` (default: the initial one) under a fresh incarnation."""
     progress.phase("serve", "starting the engine (a minute or two on CPUs)")
     client = await runtime.serve(model or await runtime.model(), next_incarnation(runtime.run))

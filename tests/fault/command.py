@@ -10,7 +10,7 @@ import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import psutil
 
@@ -24,7 +24,7 @@ class Watched:
     """A process and what it starts. `parts` are the processes seen below it, collected by `watch`: Ray renames its workers over their
     environment, so a mark alone would miss them."""
 
-    def __init__(self, process: subprocess.Popen[bytes], output: Path) -> None:
+    def __init__(self, process: subprocess.Popen[Any], output: Path) -> None:
         self.process, self.output = process, output
         self.parts: set[psutil.Process] = set()
 

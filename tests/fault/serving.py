@@ -25,13 +25,13 @@ import psutil
 from forge_ray.run_dir import RunDir
 from forge_ray.serve_proxy.sessions import Sessions
 from forge_ray.trajectories.call_log import CallLogReader
-from tests.fault.command import ROOT
+from tests.fault.command import ROOT, Watched
 from tests.integration.conftest import make_run
 
 SECRET = bytes.fromhex("ab" * 32)
 
 
-class Serving:
+class Serving(Watched):
     """A served proxy; use as a context manager. Requests go straight to its port."""
 
     def __init__(
@@ -44,21 +44,22 @@ class Serving:
         self.run = RunDir(directory / "run") if again else make_run(directory / "run")
         self.base = f"http://127.0.0.1:{port}"
         words = [str(self.run.root), str(port), json.dumps({"script": str(script), **config})]
-        self.output = directory / "serving.txt"
-        self.process = subprocess.Popen(
-            [sys.executable, "-m", "tests.fault.serving", *words],
-            cwd=ROOT,
-            env={**os.environ, **(environment or {})},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self.output.open("w"),
-            text=True,
-            start_new_session=True,
-        )
-        assert self.process.stdin is not None
-        self._input = self.process.stdin
+        output = directory / "serving.txt"
+        with output.open("w") as file:
+            process = subprocess.Popen(
+                [sys.executable, "-m", "tests.fault.serving", *words],
+                cwd=ROOT,
+                env={**os.environ, **(environment or {})},
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=file,
+                text=True,
+                start_new_session=True,
+            )
+        super().__init__(process, output)
+        assert process.stdin is not None
+        self._input = process.stdin
         self._answers: Queue[str] = Queue()
-        self._parts: set[psutil.Process] = set()
         threading.Thread(target=self._read, daemon=True).start()
 
     def __enter__(self) -> Serving:
@@ -70,7 +71,7 @@ class Serving:
         return self
 
     def __exit__(self, *_: object) -> None:
-        parts = self.parts()
+        parts = self.seen()
         self._input.close()
         try:
             self.process.wait(60)
@@ -82,11 +83,10 @@ class Serving:
             with contextlib.suppress(psutil.NoSuchProcess):
                 process.kill()
 
-    def parts(self) -> list[psutil.Process]:
-        """Every process of the cluster that was seen so far: those below this one, Ray's own daemons among them."""
-        with contextlib.suppress(psutil.NoSuchProcess):
-            self._parts.update(psutil.Process(self.process.pid).children(recursive=True))
-        return list(self._parts)
+    def seen(self) -> list[psutil.Process]:
+        """Every process of the cluster that was seen so far, those of now and Ray's own daemons among them."""
+        self.watch()
+        return list(self.parts)
 
     def ask(self, *command: Any) -> None:
         """Send a command and do not wait for its answer."""
@@ -96,7 +96,7 @@ class Serving:
     def answer(self, seconds: float = 400) -> Any:
         """The next answer. An exception there is a RuntimeError here."""
         line = self._answers.get(timeout=seconds)
-        assert line, f"the serving process ended:\n{self.output.read_text()[-6000:]}"
+        assert line, f"the serving process ended:\n{self.text[-6000:]}"
         value = json.loads(line)
         if "error" in value:
             raise RuntimeError(value["error"])

@@ -12,10 +12,8 @@ import socket
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.request
 import uuid
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -24,7 +22,7 @@ import pytest
 
 from forge_ray.report.metrics import read_metrics
 from forge_ray.run_dir import RunDir
-from tests.fault.command import MARK, ROOT, sandboxes, small_run
+from tests.fault.command import MARK, ROOT, Watched, sandboxes, small_run
 
 pytestmark = pytest.mark.timeout(900)
 OURS = ("ray::ServeReplica", "ray::RolloutPool", "ray::RayTrainWorker", "ray::Exchange", "ray::TrainController", "VLLM::")
@@ -41,7 +39,7 @@ def free_ports(count: int) -> list[int]:
             one.close()
 
 
-class Head:
+class Head(Watched):
     """`ray start --head --block` with ports and directories of its own; use as a context manager."""
 
     def __init__(self, directory: Path, *, env_file: bool, ingress: int) -> None:
@@ -69,11 +67,12 @@ class Head:
         for kind, first in (("HTTP", ingress), ("GRPC", ingress + 100)):
             environment |= {f"RAY_SERVE_DIRECT_INGRESS_M{end}_{kind}_PORT": str(first + add) for end, add in (("IN", 0), ("AX", 79))}
         environment |= {"RAY_SERVE_HAPROXY_METRICS_PORT": str(others[2])}
-        self._log = (directory / "head.txt").open("wb")
-        self.process = subprocess.Popen(
-            ["bash", "-c", command], env=environment, stdin=subprocess.DEVNULL, stdout=self._log, stderr=self._log, start_new_session=True
-        )
-        self.parts: set[psutil.Process] = set()
+        output = directory / "head.txt"
+        with output.open("wb") as file:
+            process = subprocess.Popen(
+                ["bash", "-c", command], env=environment, stdin=subprocess.DEVNULL, stdout=file, stderr=file, start_new_session=True
+            )
+        super().__init__(process, output)
 
     def __enter__(self) -> Head:
         from ray.job_submission import JobSubmissionClient
@@ -105,25 +104,7 @@ class Head:
         alive = psutil.wait_procs(list(self.parts), timeout=10)[1]
         for process in alive:
             process.kill()
-        self._log.close()
         shutil.rmtree(self.temporary, ignore_errors=True)
-
-    def watch(self) -> list[psutil.Process]:
-        try:
-            now = psutil.Process(self.process.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            return []
-        self.parts.update(now)
-        return now
-
-    def until(self, what: str, found: Callable[[], Any], seconds: float = 300) -> Any:
-        end = time.monotonic() + seconds
-        while not (value := found()):
-            assert self.process.poll() is None, f"the head ended before {what}: {(self.directory / 'head.txt').read_text()[-3000:]}"
-            assert time.monotonic() < end, f"{what} has not come in {seconds:.0f} s"
-            self.watch()
-            time.sleep(0.2)
-        return value
 
     def submit(self, *words: str) -> str:
         """Submit `forge-ray <words>` from a directory with the examples in it, as `ray job submit --working-dir .` does."""

@@ -260,7 +260,7 @@ async def test_what_a_client_saw_is_in_the_log_when_the_node_is_gone(two: Servin
     while sum(done for _, done in seen.values()) < 60:
         assert not all(client.done() for client in clients)
         await asyncio.sleep(0.01)
-    parts = [part for part in (psutil.Process(two.process.pid), *two.parts()) if part.is_running()]
+    parts = [part for part in (psutil.Process(two.process.pid), *two.seen()) if part.is_running()]
     names = {process.name() for process in parts}
     assert {"raylet", "gcs_server"} <= names, names
     for process in parts:  # in one go, the parents first, so that nothing is restarted

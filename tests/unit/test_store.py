@@ -133,7 +133,8 @@ def test_rows_hold_new_tokens_only() -> None:
 
 def test_a_prompt_that_does_not_begin_as_its_parent_says_is_refused() -> None:
     first = make_call([1, 2, 3], [4], order=0)
-    for prompt, shared, parent in (([1, 9, 3, 4, 5], 4, first.id), ([1, 2, 3, 4], 5, first.id), ([1, 2], 1, "other"), ([1, 2], 1, None)):
+    begins = (([1, 9, 3, 4, 5], 4), ([1, 2, 3, 9, 5], 4), ([1, 2, 3, 4], 5))
+    for prompt, shared, parent in (*((*one, first.id) for one in begins), ([1, 2], 1, "other"), ([1, 2], 1, None)):
         with pytest.raises(StoreError, match=f"{first.session}/001"):
             call_rows.table([first, make_call(prompt, [5], order=1, parent=parent, shared=shared)])
 

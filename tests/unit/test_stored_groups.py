@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_ray.config import Config, load
+from forge_ray.config import Config, Rollouts, load
 from forge_ray.errors import UserError
 from forge_ray.job import stored_groups
 from forge_ray.job.offline import prepare
@@ -86,6 +86,14 @@ def test_groups_are_those_that_were_recorded() -> None:
         "groups that are dropped by rollouts.on_outcome": 1,
         "groups with a single rollout that may be trained": 1,
     }
+
+
+def test_what_a_run_would_drop_is_left_out_although_it_has_a_reward() -> None:
+    cut = [one.model_copy(update={"outcome": Outcome.TRUNCATED} if one.key.endswith("-0") else {}) for one in records(2)]
+    assert [len(group) for group in stored_groups.plan(config(), [("a", cut)]).groups] == [3, 3]
+    papers = config().model_copy(update={"rollouts": Rollouts(preset="paper")})
+    plan = stored_groups.plan(papers, [("a", cut)])
+    assert [len(group) for group in plan.groups] == [2, 2] and plan.left_out == {"rollouts that ended truncated": 2}
 
 
 def test_rollouts_of_several_runs_are_told_apart_and_grouped_anew_by_task_and_harness() -> None:

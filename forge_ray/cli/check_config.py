@@ -17,6 +17,9 @@ if TYPE_CHECKING:
     from forge_ray.tasks.task import Task
 
 TEACHER = "train.loss.distillation.teacher"
+MODELS = ("policy.model", TEACHER)
+HUB = ", or get it from the hub first: hf download NAME --local-dir DIR"
+"""What to do about a model that is only named as the Hugging Face hub names it."""
 
 
 def learner(config: Config) -> Iterator[Finding]:
@@ -46,6 +49,7 @@ def sources(config: Config) -> Iterator[Finding]:
     from forge_ray.model_files import MODEL_FIX, TEACHER_FIX, policy_problem
     from forge_ray.reference import missing, missing_function, parse, unknown_argument
 
+    yield from _policy_files(config)  # before the model, which is looked at with its template
     sft = config.train.sft
     named: list[tuple[str, Source | None]] = [
         ("policy.model", config.policy.model),
@@ -61,7 +65,7 @@ def sources(config: Config) -> Iterator[Finding]:
             continue
         path = source.function[0] if source.function else Path(source.path)
         if not path.exists():
-            yield Finding(field, f"{path} does not exist", False, fix=f"correct the path{gone()}")
+            yield Finding(field, f"{path} does not exist", False, fix=f"correct the path{HUB if field in MODELS else ''}{gone()}")
         elif source.function is not None and (problem := missing_function(*source.function)) is not None:
             yield Finding(field, problem, False, fix="correct the name or the file")
         elif source.function is not None and (problem := unknown_argument(*source.function, source.options, PASSED)) is not None:
@@ -79,12 +83,21 @@ def sources(config: Config) -> Iterator[Finding]:
     if config.rollouts.reward is not None:  # the tasks may not be there yet
         problem = missing(parse(config.rollouts.reward, Path.cwd(), "rollouts.reward"))
         yield Finding("rollouts.reward", problem or config.rollouts.reward, problem is None, fix="correct the name or the file")
+
+
+def _policy_files(config: Config) -> Iterator[Finding]:
+    from forge_ray.job.sources import gone
+    from forge_ray.model_files import template_problem
+
     for field in ("chat_template", "script"):
         value = getattr(config.policy, field)
         if value and not Path(value).is_file():
-            yield Finding(f"policy.{field}", f"{value} does not exist", False, fix=f"correct the path{gone()}")
+            problem = f"{value} {'is no file' if Path(value).exists() else 'does not exist'}"
+            yield Finding(f"policy.{field}", problem, False, fix=f"correct the path{gone()}")
         elif value and field == "script":
             yield _script(value)
+        elif value and (problem := template_problem(Path(value))) is not None:
+            yield Finding("policy.chat_template", problem, False, fix="correct it")
 
 
 def _cannot_teach(policy: Source, teacher: Path) -> str | None:
@@ -202,7 +215,8 @@ def verifiers(config: Config) -> Iterator[Finding]:
 
 
 def harnesses(config: Config) -> Iterator[Finding]:
-    from forge_ray.harnesses.harness import get
+    from forge_ray.harnesses import rehearsal
+    from forge_ray.harnesses.harness import BUILT_IN, get
 
     for entry in config.harnesses:
         harness = get(entry.name, entry.options)
@@ -215,6 +229,8 @@ def harnesses(config: Config) -> Iterator[Finding]:
             raise UserError(problem, where=f"harness {entry.name}", fix="mend the file") from error
         if missing:
             yield Finding(f"harness {entry.name}", missing[0].what, False, fix=missing[0].fix)
+        elif entry.name not in BUILT_IN and (problem := rehearsal.problem(harness)) is not None:
+            yield Finding(f"harness {entry.name}", problem, False, fix="mend the file")
         else:
             yield Finding(f"harness {entry.name}", "ready")
 

@@ -28,8 +28,8 @@ def known_keys() -> dict[str, str]:
     return keys
 
 
-def nearest(location: tuple[Any, ...]) -> str:
-    """The known key that an unknown one (its path; list indices are numbers) was most likely meant to be."""
+def nearest(location: tuple[Any, ...]) -> str | None:
+    """The known key that an unknown one (its path; list indices are numbers) was most likely meant to be; None if none is like it."""
     keys = known_keys()
     generic = ".".join(str(part) for part in location if not isinstance(part, int))
     wanted = str(location[-1]).replace("-", "_")
@@ -39,7 +39,10 @@ def nearest(location: tuple[Any, ...]) -> str:
     if same_name := [key for key in keys if key.rpartition(".")[2] == wanted]:
         return same_name[0]
     close = difflib.get_close_matches(wanted, siblings, n=1, cutoff=0.6)
-    return siblings[close[0]] if close else difflib.get_close_matches(generic, keys, n=1, cutoff=0.0)[0]
+    if close:
+        return siblings[close[0]]
+    anywhere = difflib.get_close_matches(generic, keys, n=1, cutoff=0.8)
+    return anywhere[0] if anywhere else None
 
 
 def first_keys(location: tuple[Any, ...]) -> str:

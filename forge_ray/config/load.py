@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 from pathlib import Path
 from typing import Any
 
@@ -80,12 +81,16 @@ def _user_error(error: ValidationError, path: str, node: Any, overrides: list[st
     line = yaml_file.line(node, location)
     where = f"{path}:{line}" if line else path
     for changed in (override.partition("=")[0] for override in overrides):
-        # What is wrong is in what was given there, or below it, or is the whole that it was put into.
-        if key and (key == changed or key.startswith(f"{changed}.") or (changed.startswith(f"{key}.") and not line)):
+        # What is wrong is in what was given there, or below it, or is the whole that it was put into, or is told of it.
+        within = changed.removeprefix(f"{key}.") if key else changed
+        told = first["type"] == "value_error" and re.search(rf"(?<![\w.]){re.escape(within)}(?!\w)", first["msg"]) is not None
+        if told or (key and (key == changed or key.startswith(f"{changed}.") or (changed.startswith(f"{key}.") and not line))):
             where = f"command line: {changed}"
     more = f" (and {error.error_count() - 1} more)" if error.error_count() > 1 else ""
     if first["type"] == "extra_forbidden":
-        return UserError(f"unknown key {key}{more}", where=where, fix=f"did you mean {nearest(location)}?")
+        near = nearest(location)
+        fix = f"did you mean {near}?" if near else "see docs/configuration.md for every key"
+        return UserError(f"unknown key {key}{more}", where=where, fix=fix)
     if first["type"] == "missing":
         return UserError(f"{key} is missing{more}", where=where, fix="add it")
     problem = first["msg"].removeprefix("Value error, ")

@@ -102,7 +102,8 @@ def demonstrations_problem(path: Path) -> str | None:
     try:
         found = pq.ParquetFile(file)
     except (OSError, pa.ArrowException) as error:
-        return f"{file} cannot be read ({' '.join(str(error).split())[:200]})"
+        why = f"cannot be read ({' '.join(str(error).split())[:200]})" if file.exists() else "does not exist"
+        return f"{file} {why}"
     with found:
         schema, rows = found.schema_arrow, found.metadata.num_rows
     for name in ("ids", "mask"):

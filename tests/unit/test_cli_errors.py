@@ -48,10 +48,10 @@ def config(tmp_path: Path) -> Path:
     (model / "model.safetensors").write_bytes(b"\2" + bytes(7) + b"{}")
     (model / "tokenizer_config.json").write_text('{"chat_template": "x"}')
     (tmp_path / "makers.py").write_text("def other(out, seed):\n    raise SystemExit\n")
-    (tmp_path / "broken.py").write_text("def make(:\n")
+    (tmp_path / "broken.py").write_text("def make(: {% if %}\n")
     (tmp_path / "own.py").write_text(
         "from forge_ray.harnesses.harness import Harness\n\nclass Own(Harness):\n    def configure(self, launch): ...\n\n"
-        "    def check(self):\n        raise OSError('no luck')\n"
+        "    def check(self):\n        raise OSError('no luck')\n\nclass Gives(Harness):\n    def configure(self, launch): ...\n"
     )
     (tmp_path / "plain").mkdir()
     (tmp_path / "plain" / "config.json").write_text("{}")
@@ -95,7 +95,9 @@ def test_the_config_of_these_tests_is_good(config: Path, tmp_path: Path) -> None
     [
         ("train.setps=3", ("train.setps", "train.steps")),
         ("train.steps=many", ("train.steps", "'many'")),
-        ("policy.model=nowhere", ("policy.model", "nowhere does not exist")),
+        ("policy.model=Org/Name", ("policy.model", "Org/Name does not exist", "hf download")),
+        ("policy.chat_template=tasks", ("policy.chat_template: ", "tasks is no file")),
+        ("policy.chat_template=broken.py", ("policy.chat_template: ", "broken.py is no Jinja template (line 1")),
         ("policy.model=tasks", ("policy.model", "no config.json")),
         ("policy.model=nowhere.py:make", ("policy.model", "nowhere.py does not exist")),
         ("policy.model=plain", ("policy.model", "plain has no weights")),
@@ -109,6 +111,7 @@ def test_the_config_of_these_tests_is_good(config: Path, tmp_path: Path) -> None
         ("harnesses.0.name=no_such", ("no_such",)),
         ("harnesses.0.options.ouput_chars=3", ("ouput_chars",)),
         ("harnesses.0.name=own.py:Own", ("own.py:Own", "it cannot be checked (OSError: no luck)")),
+        ("harnesses.0.name=own.py:Gives", ("own.py:Gives", "configure gives None, which is no Command; mend the file")),
     ],
 )
 def test_a_wrong_value(command: str, override: str, expected: tuple[str, ...], config: Path, tmp_path: Path) -> None:

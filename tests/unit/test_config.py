@@ -109,7 +109,13 @@ def test_overrides_reach_sections_lists_free_mappings_and_plain_sources(file: Pa
         ("train.steps.more=1", ["train.steps.more"]),
         ("nonsense", ["nonsense", "key.sub=value"]),
         ("name=../up", ["name: '../up' is refused; write letters"]),
-        ("train.group_size=1", ["group_size"]),
+        ("train.group_size=1", ["command line: train.group_size: train.group_size must be at least 2"]),
+        ("train.loss.importance.level=token", ["command line: train.loss.importance.level: train.loss: importance.level = token"]),
+        (
+            "train.loss={name: distillation, distillation: {upstream: nobody}}",
+            ["command line: train.loss: train.loss.distillation.upstream"],
+        ),
+        ("train.learning_rate=1", ["unknown key train.learning_rate; see docs/configuration.md"]),
     ],
 )
 def test_a_wrong_override_is_one_line_with_key_place_and_fix(file: Path, override: str, words: list[str]) -> None:

@@ -229,10 +229,17 @@ def harnesses(config: Config) -> Iterator[Finding]:
             raise UserError(problem, where=f"harness {entry.name}", fix="mend the file") from error
         if missing:
             yield Finding(f"harness {entry.name}", missing[0].what, False, fix=missing[0].fix)
-        elif entry.name not in BUILT_IN and (problem := rehearsal.problem(harness)) is not None:
+        elif entry.name not in BUILT_IN and (problem := rehearsal.problem(harness, _an_instruction(config))) is not None:
             yield Finding(f"harness {entry.name}", problem, False, fix="mend the file")
         else:
             yield Finding(f"harness {entry.name}", "ready")
+
+
+def _an_instruction(config: Config) -> str | None:
+    """The instruction of some task; None where tasks are made later."""
+    source = config.tasks.train
+    file = next(Path(source.path).glob("*/instruction.md"), None) if source.function is None else None
+    return file.read_text(errors="replace") if file is not None and file.is_file() else None
 
 
 def upstreams(config: Config) -> Iterator[Finding]:

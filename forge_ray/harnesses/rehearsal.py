@@ -6,6 +6,7 @@ Otherwise the first rollouts of the run would tell, minutes later.
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 
 from forge_ray.harnesses.harness import Command, Harness, Launch
 
@@ -20,12 +21,13 @@ LAUNCH = Launch(
 )
 
 
-def problem(harness: Harness) -> str | None:
-    """One line that says why nothing can be started by what `configure` gives; None if nothing is wrong with it."""
+def problem(harness: Harness, instruction: str | None) -> str | None:
+    """One line that says why nothing can be started by what `configure` gives; None if nothing is wrong with it. `instruction`: a task's;
+    None: none is at hand. `configure` may read it, so what it raises at a made-up one says nothing."""
     try:
-        command: object = harness.configure(LAUNCH)
+        command: object = harness.configure(LAUNCH if instruction is None else replace(LAUNCH, instruction=instruction))
     except Exception as error:
-        return f"configure fails ({type(error).__name__}: {error})"
+        return None if instruction is None else f"configure fails ({type(error).__name__}: {error})"
     if not isinstance(command, Command):
         return f"configure gives {command!r}, which is no Command"
     for name in ("argv", "visible"):

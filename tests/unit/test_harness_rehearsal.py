@@ -12,10 +12,13 @@ from forge_ray.harnesses.harness import get
 README = Path(__file__).parents[2] / "README.md"
 
 
-def problem(directory: Path, code: str) -> str | None:
+HEAD = "from forge_ray.harnesses.harness import Command, Harness\n\nclass Mine(Harness):\n    def configure(self, launch):\n        "
+
+
+def problem(directory: Path, code: str, instruction: str | None = "Do it.") -> str | None:
     file = directory / "mine.py"
     file.write_text(code)
-    return rehearsal.problem(get(f"{file}:Mine"))
+    return rehearsal.problem(get(f"{file}:Mine"), instruction)
 
 
 @pytest.mark.parametrize(
@@ -34,9 +37,14 @@ def problem(directory: Path, code: str) -> str | None:
     ],
 )
 def test_a_harness_of_ones_own(body: str, words: str | None, tmp_path: Path) -> None:
-    head = "from forge_ray.harnesses.harness import Command, Harness\n\nclass Mine(Harness):\n    def configure(self, launch):\n        "
-    found = problem(tmp_path, f"{head}{body}\n")
+    found = problem(tmp_path, f"{HEAD}{body}\n")
     assert found is None if words is None else words in (found or ""), found
+
+
+def test_what_only_a_real_instruction_could_tell_is_not_told_of_a_made_up_one(tmp_path: Path) -> None:
+    code = f"{HEAD}return Command(argv=('agent', __import__('json').loads(launch.instruction)['job']))\n"
+    assert problem(tmp_path, code, None) is None and problem(tmp_path, code, '{"job": "x"}') is None
+    assert "configure fails (JSONDecodeError" in (problem(tmp_path, code) or "")
 
 
 def test_the_readmes_is_good_but_for_the_program_that_is_not_here(tmp_path: Path) -> None:

@@ -86,6 +86,9 @@ def going_on(folder: Path, rollouts: Path, own: dict[str, Any], killed_at: int |
 def story(_: int, folder: str, own: dict[str, Any]) -> None:
     torch.set_num_threads(1)
     learning.import_all()  # once, not in each child
+    if "strategy" in own:
+        os.environ["DS_ACCELERATOR"] = "cpu"
+        import deepspeed  # noqa: F401
     place = Path(folder)
     (place / "straight").mkdir()
     assert in_child(lambda: straight(place / "straight", own)) == 0
@@ -100,7 +103,9 @@ def story(_: int, folder: str, own: dict[str, Any]) -> None:
     assert in_child(lambda: going_on(place / "killed", rollouts, own, None)) == 0
 
 
-@pytest.mark.parametrize("own", [{}, {"lora": {"rank": 4}}], ids=["all weights", "adapters"])
+@pytest.mark.parametrize(
+    "own", [{}, {"lora": {"rank": 4}}, {"strategy": "deepspeed", "deepspeed": {"zero": 3}}], ids=["all weights", "adapters", "zero-3"]
+)
 def test_whoever_goes_on_after_a_kill_makes_the_same_steps(tmp_path: Path, own: dict[str, Any]) -> None:
     start_processes(story, args=(str(tmp_path), own), nprocs=1, start_method="spawn")
     expected = [json.loads(line) for line in (tmp_path / "straight" / "steps.jsonl").read_text().splitlines()]

@@ -10,10 +10,13 @@ from forge_ray.errors import UserError
 
 def run(arguments: argparse.Namespace) -> int:
     config = config_of(arguments)
-    names = [harness.name for harness in config.harnesses]
-    harness = arguments.harness or names[0]
-    if harness not in names:
-        raise UserError(f"{harness!r} is not among the config's harnesses", where="--harness", fix=f"choose from {', '.join(names)}")
+    from forge_ray.report.records import harness_title
+
+    names = {title: entry.name for entry in config.harnesses for title in (harness_title(entry.name), entry.name)}
+    asked = arguments.harness or config.harnesses[0].name
+    if asked not in names:
+        raise UserError(f"{asked!r} is not among the config's harnesses", where="--harness", fix=f"choose from {', '.join(names)}")
+    harness = names[asked]
     from forge_ray.cli.check import require
 
     require(config, training=False)

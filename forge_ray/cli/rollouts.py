@@ -33,7 +33,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     for name in ("ls", "stats", "export", "behaviour", "rescore"):
         command = made[name]
         command.add_argument("--task", metavar="T", help="name of a task, or a pattern: 'sum-*'")
-        command.add_argument("--harness", metavar="H", help="name of a harness, or a pattern")
+        command.add_argument("--harness", metavar="H", help="name of a harness (of one from a file also its class), or a pattern")
         command.add_argument("--outcome", metavar="O", help="ok, truncated, harness, …: see docs/outcomes.md")
         command.add_argument("--reward", metavar="R", help="a condition: '>=0.5', '<1', 0, none")
         command.add_argument("--step", type=int, metavar="N", help="trained in step N, from 1; of evaluations: made after step N")

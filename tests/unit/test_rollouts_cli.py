@@ -60,6 +60,17 @@ def test_each_filter_keeps_what_fits(store: Path, capsys: pytest.CaptureFixture[
     assert listed(capsys, store, "--task", "sum-*", "--reward", ">0.9") == ["r0"] and listed(capsys, store, "--task", "x") == []
 
 
+def test_a_harness_from_a_file_goes_by_its_class(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    writer = StoreWriter(Location.of(tmp_path), Origin("run", policy="policy"))
+    writer.add(make_record("r0-0.0", 1.0, harness="/x/mine.py:Mine"), [])
+    writer.flush()
+    for asked, wanted in {"Mine": ["r0"], "/x/mine.py:Mine": ["r0"], "/x/*": ["r0"], "mine": []}.items():
+        assert listed(capsys, tmp_path, "--harness", asked) == wanted
+    assert main(["rollouts", "ls", str(tmp_path)]) == 0
+    said = capsys.readouterr().out
+    assert " Mine " in said and "/x/mine.py" not in said
+
+
 @pytest.mark.parametrize("text", ["", ">=", "much", ">=1 and <2", "nan"])
 def test_what_is_no_condition_is_refused(text: str) -> None:
     with pytest.raises(UserError, match="--reward"):

@@ -9,6 +9,7 @@ from rich import box
 from rich.table import Table
 from rich.text import Text
 
+from forge_ray.report.records import harness_title
 from forge_ray.report.stored.select import Row
 from forge_ray.report.trajectory import visible
 
@@ -27,7 +28,7 @@ def table(rows: Sequence[Row]) -> Table:
     made.add_column("started", no_wrap=True)
     for row in rows:
         made.add_row(
-            *(Text(visible(row[name])) for name in ("rollout", "task", "harness")),
+            *(Text(visible(name)) for name in (row["rollout"], row["task"], harness_title(row["harness"]))),
             Text(row["outcome"], style=_OUTCOMES.get(row["outcome"], "red")),
             number(row["reward"]),
             str(row["calls"]),

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from forge_ray.errors import UserError
+from forge_ray.report.records import harness_title
 from forge_ray.trajectories.call import version_step
 from forge_ray.trajectories.store.reader import StoreReader
 
@@ -25,7 +26,7 @@ _MAPS = ("rewards", "call_rewards", "seconds", "versions")
 
 @dataclass(frozen=True)
 class Filter:
-    """Each that is not None must fit. `task` and `harness` may be patterns (`sum-*`)."""
+    """Each that is not None must fit. `task` and `harness` may be patterns (`sum-*`); a harness from a file goes by its class as well."""
 
     task: str | None = None
     harness: str | None = None
@@ -37,12 +38,16 @@ class Filter:
     def fits(self, row: Row) -> bool:
         return (
             (self.task is None or fnmatch.fnmatchcase(row["task"], self.task))
-            and (self.harness is None or fnmatch.fnmatchcase(row["harness"], self.harness))
+            and (self.harness is None or any(fnmatch.fnmatchcase(name, self.harness) for name in _names(row["harness"])))
             and self.outcome in (None, row["outcome"])
             and self.purpose in (None, row["purpose"])
             and (self.reward is None or self.reward(row["reward"]))
             and self.step in (None, row["step"])
         )
+
+
+def _names(harness: str) -> tuple[str, str]:
+    return harness, harness_title(harness)
 
 
 def bound(text: str) -> Callable[[float | None], bool]:

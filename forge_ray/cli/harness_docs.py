@@ -39,7 +39,8 @@ _OWN = """
 
 A subclass of `Harness` in a file of yours, `harnesses: [{name: mine.py:Mine}]`. Only `configure` is a must: it is a pure function from
 `Launch` (instruction, paths inside the sandbox, `base_url`, `openai_url`, `gemini_url`, `key`, `model`, `context_window`, `max_output`) to
-a `Command` (`argv`, `env`, files of HOME, what the sandbox must show). What to find out about a program, in this order:
+a `Command` (`argv`, `env`, files of HOME, what the sandbox must show), which `forge-ray check` tries. What to find out about a
+program, in this order:
 
 1. Its headless mode, without approvals, and where its settings lie. Keep them in HOME: the verifier sees the workspace.
 2. Where a base URL, a key and a model name of one's own go. Any key is good; a custom header is not needed.

@@ -82,6 +82,11 @@ def test_the_longest_fitting_chain_is_continued() -> None:
         assert sorted(sample.ids for sample in chains(calls)) == [[1, 2], [1, 2, 3, 4, 5]]
 
 
+def test_of_two_equal_chains_the_first_is_continued() -> None:
+    calls = [make_call([1], [2], order=0), make_call([1], [2], order=1), make_call([1, 2, 3], [4], order=2)]
+    assert [sample.call for sample in chains(calls)] == [[-1, 0, -1, 2], [-1, 1]]
+
+
 def test_tokens_of_an_untrainable_call_inside_a_chain_are_context() -> None:
     calls = [
         make_call([1], [2], order=0),

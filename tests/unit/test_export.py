@@ -338,9 +338,8 @@ def test_exports_are_written_whole_by_the_filters(run: RunDir, tmp_path: Path, c
     assert len(trl) == 6 and all(line["prompt_ids"] + line["completion_ids"] == line["input_ids"] for line in trl)
     assert all(len(line["completion_ids"]) == len(line["env_mask"]) == len(line["logprobs"]) for line in trl)
     verl = pq.read_table(export("verl")).to_pylist()
-    assert [sum(line["token_level_scores"]) for line in verl] == [line["reward"] for line in verl] and {line["uid"] for line in verl} == {
-        "0"
-    }
+    assert all(line["token_level_scores"] == [0.0] * (len(line["responses"]) - 1) + [line["reward"]] for line in verl)
+    assert {line["reward"] for line in verl} == {0.0, 1.0} and {line["uid"] for line in verl} == {"0"}
     assert pq.read_table(export("trl", "--step", "3")).num_rows == 0
     capsys.readouterr()
     assert main(["rollouts", "export", str(run.root), "--format", "chat", "--out", str(run.root)]) == 2

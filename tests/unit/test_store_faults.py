@@ -84,6 +84,19 @@ def test_a_file_system_without_uploads_shows_no_file_that_is_half_written(tmp_pa
     location.probe()
 
 
+def test_a_file_that_came_out_short_is_an_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    location, written = Location.of(f"memory://{tmp_path}/store"), MemoryFile.write
+
+    def loses(self: Any, content: Any) -> int:
+        written(self, bytes(content)[: len(content) // 2])
+        return len(content)
+
+    monkeypatch.setattr(MemoryFile, "write", loses)
+    with pytest.raises(StoreError, match=r"has \d+ bytes after \d+ were written"):
+        write(location, "g00000-0.0")
+    assert StoreReader(location).rollouts() == [] and location.files() == []
+
+
 @pytest.mark.parametrize("builder", ["chain", "tree"])
 def test_a_batch_of_a_newer_version_is_refused_by_name(tmp_path: Path, builder: str) -> None:
     location, key = Location.of(tmp_path), b"forge_ray.trees" if builder == "tree" else b"forge_ray.samples"

@@ -11,13 +11,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from forge_ray.config import Config, Rollouts, load
+from forge_ray.config import Config, Proxy, Rollouts, load
 from forge_ray.errors import UserError
 from forge_ray.job import stored_groups
-from forge_ray.job.offline import prepare
+from forge_ray.job.library import Recordings
+from forge_ray.job.offline import check_tokenizer, prepare
 from forge_ray.job.step_report import StepReport
 from forge_ray.job.stored_batches import UNKNOWN, StoredBatches
 from forge_ray.job.stored_source import StoredSource
+from forge_ray.model_files import tokenizer_sha256
 from forge_ray.outcome import Outcome
 from forge_ray.report.metrics import MetricsWriter, read_metrics, read_rows
 from forge_ray.report.summary import Summary
@@ -29,6 +31,7 @@ from forge_ray.trajectories.store.location import Location
 from forge_ray.trajectories.store.reader import StoreReader
 from forge_ray.trajectories.store.rollouts import Origin
 from forge_ray.trajectories.store.writer import StoreWriter
+from tests.stored_run import store, stored_run
 from tests.unit.making import make_call, make_record
 
 
@@ -190,6 +193,39 @@ def test_a_batch_holds_recorded_logprobs_and_no_version_of_the_other_run(source:
         logprobs = {value for value in flat(table, "logprobs").tolist() if value}
         assert logprobs == {-1.0, -1.0625, -2.0}
         assert (flat(table, "advantage") != 0).any()
+
+
+def test_calls_under_a_grammar_are_trained_where_the_run_says_so(tmp_path: Path) -> None:
+    """Offline, and by a run that made them."""
+    rollouts = [(record, [make_call([1], [2], session=record.id, masked_by_grammar=True)]) for record in records(2)]
+    writer = StoreWriter(Location.of(tmp_path / "data"), Origin("old"))
+    for record, calls in rollouts:
+        writer.add(record, calls)
+    writer.flush()
+    source = StoredSource("old", StoreReader(Location.of(tmp_path / "data")))
+    made = stored_run(tmp_path / "made")
+    store(made, rollouts)
+    for lift, tokens in ((False, 0), (True, 6)):
+        own, plan = prepare(config().model_copy(update={"proxy": Proxy(train_grammar_calls=lift)}), [source])
+        batches = StoredBatches(own, RunDir(tmp_path / str(lift)).create(), plan, [source], None)
+        batches.form(0)
+        assert batches.stats(0)["tokens_trained"] == tokens
+        recorded = Recordings(made, train_grammar_calls=lift).with_calls([record for record, _ in rollouts])
+        assert {call.trainable for _, calls in recorded for call in calls} == {lift}
+
+
+def test_rollouts_of_another_tokenizer_are_refused(tmp_path: Path) -> None:
+    (tmp_path / "model").mkdir()
+    (tmp_path / "model" / "tokenizer.json").write_text("{}")
+    own = tokenizer_sha256(tmp_path / "model")
+    for number, digest in enumerate((own, None, "f" * 64)):
+        writer = StoreWriter(Location.of(tmp_path / str(number)), Origin("old", tokenizer_sha256=digest))
+        writer.add(make_record("g00000-0.0", 1.0), [])
+        writer.flush()
+    sources = [StoredSource(f"run{number}", StoreReader(Location.of(tmp_path / str(number)))) for number in range(3)]
+    check_tokenizer(tmp_path / "model", sources[:2])
+    with pytest.raises(UserError, match="the rollouts of run2 hold tokens of another tokenizer than the model's"):
+        check_tokenizer(tmp_path / "model", sources)
 
 
 def test_rewards_are_the_recorded_the_latest_or_those_of_one_rescore(source: StoredSource) -> None:

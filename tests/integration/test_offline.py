@@ -12,6 +12,7 @@ import signal
 import subprocess
 import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
@@ -193,8 +194,13 @@ def test_a_teacher_s_recorded_and_fresh_log_probabilities_train_the_same(cluster
             rated.append(Rating(record.id, call.id, ordinal, np.array(logprobs, np.float32)))
     ratings.put(Location.of(source.data), 0, "big", "big", rated)
     address, running = ray.get_runtime_context().gcs_address, {}
-    for name, who in (("recorded", {"upstream": "big"}), ("fresh", {"teacher": str(tmp_path / "teacher")})):
-        tree = settings(tmp_path, address, loss={"name": "distillation", "distillation": who})
+    # And one of them on the tries of its steps, with everything shared out by DeepSpeed.
+    shared = {"strategy": "deepspeed", "deepspeed": {"zero": 3}} if find_spec("deepspeed") else {}
+    for name, who, own in (
+        ("recorded", {"upstream": "big"}, {}),
+        ("fresh", {"teacher": str(tmp_path / "teacher")}, {"builder": "tree", **shared}),
+    ):
+        tree = settings(tmp_path, address, loss={"name": "distillation", "distillation": who}, **own)
         tree["train"]["steps"], tree["proxy"] = 2, {"upstreams": {"big": {"url": "http://127.0.0.1:9"}}}
         (file := tmp_path / f"{name}.yaml").write_text(yaml.safe_dump(tree))
         running[name] = Training(tmp_path, str(file), f"name={name}", "--from-rollouts", str(source.root))

@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 QUIET_S = 60.0
 """Without progress for so long, Ray is asked."""
 PERIOD_S = 10.0
+_FREE = "; free: "
 
 
 def waiting() -> str | None:
@@ -41,7 +42,7 @@ def waiting() -> str | None:
     every, free = ray.cluster_resources(), ray.available_resources()
     rest = ", ".join(f"{free.get(name, 0):g} of {every[name]:g} {name}" for name in ("CPU", "GPU") if name in every)
     who = f" (actors that wait: {', '.join(actors)})" if actors else ""
-    return f"{', '.join(parts)}{who}; free: {rest or 'nothing'}"
+    return f"{', '.join(parts)}{who}{_FREE}{rest or 'nothing'}"
 
 
 def _shape(resources: Mapping[str, float]) -> str:
@@ -73,6 +74,7 @@ async def _watch(progress: Progress, ended: asyncio.Event) -> None:
         except Exception as error:  # a look at a cluster in trouble must not end the run
             log.warning("Ray could not be asked what it waits for: %r", error)
             return
-        if found is not None and found != told:
-            told = found
+        # What is free meanwhile may change with every look.
+        if found is not None and (wanted := found.partition(_FREE)[0]) != told:
+            told = wanted
             progress.warn(f"nothing has gone on for {quiet:.0f} s, and Ray waits for room for {found}")

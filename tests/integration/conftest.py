@@ -87,7 +87,7 @@ class Served:
 
 def start_ray(**environment: str) -> None:
     """A cluster of this process's own."""
-    block = os.environ.get("FORGE_RAY_TEST_PORTS", "30000,40000,9110,8410").split(",")
+    block = os.environ.get("FORGE_RAY_TEST_PORTS", "30000,31000,9110,8410").split(",")
     http, grpc, metrics, stats = (int(value) for value in block)
     own = {
         "RAY_SERVE_DIRECT_INGRESS_MIN_HTTP_PORT": http,

@@ -150,14 +150,12 @@ async def test_a_client_that_goes_away_ends_the_call(tmp_path: Path, how: str, s
 async def _socket_client(proxy: Scripted, path: str, body: bytes) -> Any:
     import uvicorn
 
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
-    server = uvicorn.Server(uvicorn.Config(proxy.app, host="127.0.0.1", port=port, log_level="error", lifespan="off"))
-    serving = asyncio.create_task(server.serve())
+    listening = socket.create_server(("127.0.0.1", 0))
+    server = uvicorn.Server(uvicorn.Config(proxy.app, log_level="error", lifespan="off"))
+    serving = asyncio.create_task(server.serve(sockets=[listening]))
     while not server.started:
         await asyncio.sleep(0.01)
-    _, writer = await asyncio.open_connection("127.0.0.1", port)
+    _, writer = await asyncio.open_connection(*listening.getsockname())
     writer.write(
         f"POST {path} HTTP/1.1\r\nhost: x\r\ncontent-type: application/json\r\ncontent-length: {len(body)}\r\n\r\n".encode() + body
     )

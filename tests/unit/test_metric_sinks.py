@@ -27,6 +27,12 @@ ROWS = [
 ]
 
 
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """MLflow's first line makes its tables, which takes a busy machine longer than a run's end would wait."""
+    monkeypatch.setattr(sinks, "CLOSE_S", 300.0)
+
+
 def config_of(folder: Path, **metrics: Any) -> Config:
     return Config.model_validate(
         {
@@ -43,13 +49,15 @@ def needs(module: str) -> None:
         pytest.skip(f"{module} is not installed")
 
 
-def write(folder: Path, warn: Callable[[str], None] = pytest.fail, rows: list[Any] = ROWS, **metrics: Any) -> RunDir:
-    run = RunDir(folder / "x").create()
+def write(folder: Path, warn: Callable[[str], None] | None = None, rows: list[Any] = ROWS, **metrics: Any) -> RunDir:
+    """Without `warn` there is nothing to warn of."""
+    run, warnings = RunDir(folder / "x").create(), []
     made = sinks.makers(config_of(folder, **metrics), run)
     assert set(made) == set(metrics)
-    with MetricsWriter(run.metrics, sinks.Sinks(made, warn)) as writer:
+    with MetricsWriter(run.metrics, sinks.Sinks(made, warn or warnings.append)) as writer:
         for row in rows:
             writer.append(row)
+    assert warnings == []
     return run
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from forge_ray.report.metrics import read_metrics
+from forge_ray.report.metrics import read_evaluations, read_metrics
 from forge_ray.trajectories.call_log import CallLogReader
 
 pytestmark = pytest.mark.timeout(900)
@@ -63,6 +63,9 @@ def test_two_steps_of_the_demo(tmp_path: Path) -> None:
 
     steps = read_metrics(run / "metrics.jsonl")
     assert [step.step for step in steps] == [1, 2]
+    told = {label: (row["step"], row["pass_at_1"]) for label, row in read_evaluations(run / "metrics.jsonl").items()}
+    rates = {label: rate["pass@1"] for label, rate in summary["heldout"].items()}
+    assert told == {"before": (0, rates["before"]), "after": (STEPS, rates["after"])}
     assert steps[0].tokens, "some group has rewards that differ, so something is learned"
     assert steps[0].logprob_diff is not None and all((step.logprob_diff or 0) < 1e-3 for step in steps)
     assert all(step.staleness_max is not None and step.staleness_max <= 1 for step in steps)

@@ -91,10 +91,10 @@ def in_runtime(
     config: Config,
     run: RunDir,
     work: Callable[[Runtime, Progress], Awaitable[T]],
-    first: Callable[[Runtime], Awaitable[None]] | None = None,
+    first: Callable[[Runtime], Awaitable[T | None]] | None = None,
 ) -> T:
-    """Run the coroutine function `work(runtime, progress)` with Ray up, and take everything down again. `first(runtime)` comes before Ray
-    starts, which it does not where that has the result already. A command that is refused leaves no run directory."""
+    """Run the coroutine function `work(runtime, progress)` with Ray up, and take everything down again; its result. `first(runtime)` comes
+    before Ray starts, which it does not where that has the result already. A command that is refused leaves no run directory."""
 
     async def main() -> T:
         with Progress(title=config.name) as progress:

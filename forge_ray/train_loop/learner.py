@@ -23,7 +23,7 @@ from forge_ray.train_loop.history import WeightHistory
 from forge_ray.train_loop.part import Part, Passes
 from forge_ray.train_loop.ranks import Ranks
 from forge_ray.train_loop.strategies import Strategy, make
-from forge_ray.train_loop.update import Guard, Scorer, grpo_step
+from forge_ray.train_loop.update import Guard, Scorer, train_step
 
 Tell = Callable[[dict[str, Any]], None]
 """Posts an event to the driver."""
@@ -81,7 +81,7 @@ class Learner:
 
     def train(self, part: Part) -> dict[str, Any]:
         """Train the batch of the current step; returns the step's metrics. Collective."""
-        metrics = grpo_step(
+        metrics = train_step(
             self.strategy, part, self.config, self.step,
             others=self._others, history=self._history, guard=self._guard, passes=self.passes, unknown=self._unknown,
         )  # fmt: skip

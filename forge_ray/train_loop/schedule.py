@@ -8,7 +8,7 @@ from forge_ray.config import Optimizer, Sft
 
 
 def policy_rate(config: Optimizer, step: int, steps: int) -> float:
-    """Rate of GRPO step `step` (from 0) of `steps`: linear from `lr` at the first to `lr_end` at the last, which holds afterwards."""
+    """Rate of step `step` (from 0) of `steps`: linear from `lr` at the first to `lr_end` at the last, which holds afterwards."""
     if config.lr_end is None or step <= 0 or steps <= 1:
         return config.lr
     return config.lr + (config.lr_end - config.lr) * min(1.0, step / (steps - 1))

@@ -59,7 +59,7 @@ class Guard:
             )
 
 
-def grpo_step(
+def train_step(
     strategy: Strategy,
     part: Part,
     config: Config,

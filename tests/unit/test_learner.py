@@ -27,7 +27,7 @@ from forge_ray.train_loop.ranks import Ranks
 from forge_ray.train_loop.rows import Rows
 from forge_ray.train_loop.strategies import Strategy
 from forge_ray.train_loop.strategies.ddp import Replicated
-from forge_ray.train_loop.update import Diverged, Guard, grpo_step
+from forge_ray.train_loop.update import Diverged, Guard, train_step
 from tests.unit.learning import CPU, VOCABULARY, config, rollouts, small_model
 
 
@@ -48,7 +48,7 @@ def step_of(strategy: Strategy, rows: list[Row], settings: Config, step: int, ra
     own = settings.train.optimizer
     passes = Passes(CPU, own.microbatch_tokens, ranks or Ranks(), lockstep=strategy.lockstep)
     given: dict[str, Any] = {"others": {}, "history": WeightHistory(1), "guard": Guard(own), **more}
-    return grpo_step(strategy, Rows(rows), settings, step, passes=passes, **given)
+    return train_step(strategy, Rows(rows), settings, step, passes=passes, **given)
 
 
 def saved(run: RunDir, step: int, model: Any, strategy: Strategy | None, source: Path, **extra: Any) -> Path:

@@ -54,8 +54,12 @@ def test_the_task_example(tmp_path: Path) -> None:
 
 
 def test_the_whole_config_with_the_harness_and_the_task(tmp_path: Path) -> None:
-    """`forge-ray check --quick` finds nothing missing in a directory made of the README's blocks and a model."""
-    (tmp_path / "mine.py").write_text(blocks("python")[0])
+    """`forge-ray check --quick` finds nothing missing in a directory made of the README's blocks, a model and the agent."""
+    agent = tmp_path / "my-agent" / "bin" / "agent"
+    agent.parent.mkdir(parents=True)
+    agent.write_text("#!/bin/sh\n")
+    agent.chmod(0o755)
+    (tmp_path / "mine.py").write_text(blocks("python")[0].replace("/opt/my-agent", str(tmp_path / "my-agent")))
     write_tasks(tmp_path)
     (tmp_path / "run.yaml").write_text(blocks("yaml")[0])
     config = load(tmp_path / "run.yaml")

@@ -101,7 +101,10 @@ def _user_error(error: ValidationError, path: str, node: Any, overrides: list[st
     if first["type"] == "model_type":
         fix = f"write its keys ({first_keys(location)}), or {{}} for its defaults"
         return UserError(f"{key} = {first['input']!r} is refused: it is a section{more}", where=where, fix=fix)
-    return UserError(f"{key} = {first['input']!r} is refused: {problem}{more}", where=where, fix="correct the value")
+    # `off`, `no`, `12` and a date are no text to YAML.
+    misread = first["type"] == "string_type" and not isinstance(first["input"], (list, dict, type(None)))
+    fix = "write it in quotes" if misread else "correct the value"
+    return UserError(f"{key} = {first['input']!r} is refused: {problem}{more}", where=where, fix=fix)
 
 
 def _absolute(config: Config, base: Path) -> Config:

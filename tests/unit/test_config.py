@@ -108,6 +108,8 @@ def test_overrides_reach_sections_lists_free_mappings_and_plain_sources(file: Pa
         ("harnesses.5.name=x", ["harnesses.5.name", "index"]),
         ("train.steps.more=1", ["train.steps.more"]),
         ("nonsense", ["nonsense", "key.sub=value"]),
+        ("name=off", ["name = False is refused", "write it in quotes"]),
+        ("name=", ["name = None is refused", "correct the value"]),
         ("name=../up", ["name: '../up' is refused; write letters"]),
         ("train.group_size=1", ["command line: train.group_size: train.group_size must be at least 2"]),
         ("train.loss.importance.level=token", ["command line: train.loss.importance.level: train.loss: importance.level = token"]),

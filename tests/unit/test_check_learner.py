@@ -56,6 +56,8 @@ def test_what_goes_together_is_not_refused(config: Path) -> None:
     [
         ("policy.sampling.top_p=0.9", r"^policy\.sampling\.top_p: 0\.9 cuts .*logprob_bound = 0\.001; leave top_p out"),
         ("policy.sampling.top_k=20", r"^policy\.sampling\.top_k: 20 cuts"),
+        ("policy.engine.max_model_length=8", r"^config: policy\.engine\.max_model_length is no .* did you mean max_model_len\?"),
+        ("policy.server.served_model_name=x", r"^config: policy\.server\.served_model_name is set by the proxy itself"),
         ("train.precision=bfloat16", r"^train\.logprob_bound: 0\.001 is for float32; the engine computes in bfloat16"),
         ("policy.engine.dtype=bfloat16", r"^train\.logprob_bound: .* the trainer in float32"),
         ("train.keep_best=heldout eval.before=false eval.after=false", r"^train\.keep_best: heldout, and nothing is evaluated"),

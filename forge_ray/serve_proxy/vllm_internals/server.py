@@ -11,7 +11,7 @@ from vllm.exceptions import GracefulHTTPError, VLLMClientError
 from forge_ray.config import Config
 from forge_ray.errors import UserError
 from forge_ray.serve_proxy import lifeline, semaphores
-from forge_ray.serve_proxy.arguments import command_line
+from forge_ray.serve_proxy.arguments import command_line, given
 from forge_ray.serve_proxy.scripted_engine import load_script
 from forge_ray.serve_proxy.vllm_internals import file_weights
 from forge_ray.serve_proxy.vllm_internals.engines import Engine, RecordingLLM, ScriptedLLM
@@ -57,7 +57,7 @@ def parse_arguments(config: Config, model_dir: str, seed: int = 0) -> Namespace:
     if "tool_call_parser" in config.policy.server:
         default["enable_auto_tool_choice"] = True
     known = {action.dest for action in parser._actions}
-    line = command_line(known, fixed, default, {"policy.engine": config.policy.engine, "policy.server": config.policy.server})
+    line = command_line(known, fixed, default, given(config.policy))
 
     def refuse(message: str) -> None:
         raise UserError(message, where="policy.engine/policy.server", fix="see vLLM's serve arguments")

@@ -6,13 +6,17 @@ import importlib.util
 import os
 import shutil
 import socket
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Literal
 
 from forge_ray.cli.finding import Finding
 from forge_ray.config import Config
 from forge_ray.errors import UserError
+
+ENDING_S = 30.0
+"""How long a cluster may take to end whose driver was killed."""
 
 
 def packages() -> Finding:
@@ -127,6 +131,18 @@ def joins(config: Config) -> bool:
         return find(config) is not None
     except UserError:
         return False
+
+
+def await_port(config: Config, told: Callable[[str], None]) -> None:
+    """Wait until the port is free, for `ENDING_S` at most: a run that was killed may be resumed while the cluster that it had is ending."""
+    deadline = time.monotonic() + ENDING_S
+    found, last = port(config), None
+    while not found.ok and time.monotonic() < deadline:
+        if found.state != last:
+            last = found.state
+            told(f"proxy.port: {last}; waiting for what held it to end")
+        time.sleep(0.2)
+        found = port(config)
 
 
 def port(config: Config) -> Finding:

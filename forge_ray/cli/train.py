@@ -25,9 +25,12 @@ NOT_OFFLINE = ("tasks.", "rollouts.", "harness", "sandbox", "proxy", "upstream")
 
 def run(arguments: argparse.Namespace) -> int:
     config, directory, resume = _open(arguments)
+    from forge_ray.cli import check_machine
     from forge_ray.cli.check import require
 
     offline = config.train.offline is not None
+    if resume and not offline and not check_machine.joins(config):
+        check_machine.await_port(config, lambda line: print(line, flush=True))
     require(config, without=NOT_OFFLINE if offline else ())
     if not offline and config.train.steps and all(config.taught(harness) for harness in config.harnesses):
         raise UserError("every harness talks to another model than the policy", where="harnesses", fix="use forge-ray eval")

@@ -38,17 +38,23 @@ def run(arguments: argparse.Namespace) -> int:
     against = stored(arguments.against) if arguments.against else None
     other = single.checkpoint(config, arguments.against, "--against") if arguments.against and against is None else None
     begun = begun or heldout.begin(config, model, samples)
-    records, summary = _evaluate(begun)
+    resampled: bool = arguments.bootstrap
+    records, summary = _evaluate(begun, resampled)
     if summary is None:
         print("held-out pass@1: no rollout ended with a reward")
         return 1
-    tree: dict[str, Any] = {"checkpoint": str(model or "initial"), "run": str(begun.directory.root), **summary.tree()}
+    tree: dict[str, Any] = {
+        "checkpoint": str(model or "initial"),
+        "run": str(begun.directory.root),
+        "intervals": "bootstrap" if resampled else "wilson",
+        **summary.tree(),
+    }
     tree["passed"] = outcomes_by_task(records)
     write_json(begun.directory.root / "evaluation.json", tree)  # whatever becomes of the other side
     if arguments.against:
         if against is None:
-            against, _ = _evaluate(heldout.begin(config, other, samples))
-        compared = comparison.compare_harnesses(outcomes_by_task(records), outcomes_by_task(against))
+            against, _ = _evaluate(heldout.begin(config, other, samples), resampled)
+        compared = comparison.compare_harnesses(outcomes_by_task(records), outcomes_by_task(against), resampled=resampled)
         print("\n".join(text.comparison_lines(arguments.checkpoint or str(model or "the initial policy"), arguments.against, compared)))
         tree["against"] = {"what": arguments.against, **asdict(compared), "difference": compared.difference._asdict()} if compared else None
         write_json(begun.directory.root / "evaluation.json", tree)
@@ -80,7 +86,7 @@ def _taken_up(arguments: argparse.Namespace) -> Heldout:
     return heldout.take_up(run_directory(arguments.resume))
 
 
-def _evaluate(begun: Heldout) -> tuple[list[RolloutRecord], EvaluationSummary | None]:
+def _evaluate(begun: Heldout, resampled: bool) -> tuple[list[RolloutRecord], EvaluationSummary | None]:
     """Run an evaluation and print what came out; the rated rollouts with it."""
     from forge_ray.outcome import RATED
     from forge_ray.report.evaluation import text
@@ -96,7 +102,7 @@ def _evaluate(begun: Heldout) -> tuple[list[RolloutRecord], EvaluationSummary | 
         raise
     write_summary(begun.directory)
     rated = [record for record in records if record.outcome in RATED]
-    summary = summarize(rated)
+    summary = summarize(rated, resampled=resampled)
     if summary is not None:
         print("\n".join(text.lines(summary)))
     print("outcomes: " + ", ".join(f"{count} {outcome}" for outcome, count in outcomes(records).items()))

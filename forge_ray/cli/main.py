@@ -63,6 +63,7 @@ def parser() -> Parser:
     )
     made["eval"].add_argument("--k", type=int, default=None, metavar="K", help="rollouts per task (default: eval.samples)")
     made["eval"].add_argument("--against", metavar="X", help="compare with this checkpoint, or with the evaluation in this run directory")
+    made["eval"].add_argument("--bootstrap", action="store_true", help="intervals by resampling tasks, not Wilson's and Student's")
     made["eval"].add_argument("--json", metavar="FILE", help="write all estimates there too")
     made["ablate"].add_argument(
         "--over", action="append", required=True, metavar="KEY=A,B", help="the setting and its values; may be repeated"

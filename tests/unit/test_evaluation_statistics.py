@@ -18,6 +18,7 @@ from forge_ray.outcome import Outcome
 from forge_ray.report.evaluation import text
 from forge_ray.report.evaluation.comparison import compare, compare_harnesses, sign_flip
 from forge_ray.report.evaluation.passes import all_of, at_least_one, by_task, flips, powers
+from forge_ray.report.evaluation.resampling import bootstrap
 from forge_ray.report.evaluation.summary import outcomes_by_task, summarize
 from forge_ray.report.statistics import mean, share
 from forge_ray.rollout import RolloutRecord
@@ -64,6 +65,18 @@ def test_the_intervals_of_estimates_cover(difficulty: tuple[float, float], tasks
             assert interval is not None and 0 <= interval.low <= interval.mean <= interval.high <= 1
             hits[name] += bool(interval.low <= right.mean() <= interval.high)
     assert min(hits.values()) >= 368, hits
+
+
+@pytest.mark.parametrize("tasks", [6, 30])
+def test_the_bootstrap_covers_a_share_of_passes(tasks: int) -> None:
+    random, hits = np.random.default_rng(1), 0
+    for _ in range(400):
+        shares = random.binomial(4, random.beta(2, 2, tasks)) / 4
+        interval = bootstrap(shares.tolist())
+        assert interval is not None and interval.low <= interval.mean <= interval.high
+        hits += interval.low <= 0.5 <= interval.high
+    assert 356 <= hits <= 396
+    assert bootstrap([]) is None and bootstrap([0.5]) == (0.5, 0.5, 0.5) and bootstrap([0.1, 0.9]) == bootstrap([0.1, 0.9])
 
 
 @pytest.mark.parametrize("tasks", [4, 6, 24])
@@ -149,6 +162,12 @@ def test_an_evaluation_by_harness_and_kind(tmp_path: Path) -> None:
     printed = "\n".join(text.lines(found))
     assert "pass^k" in printed and "by harness:\n  x  pass@1 0.500" in printed and "flip rate" in printed
     assert summarize([]) is None
+    drawn = summarize(records, resampled=True)
+    assert drawn is not None and drawn.whole.all_of[4] == bootstrap([1.0, 0.5, 0.0]), "resampling is asked for"
+    assert drawn.whole.at_least_one[1] == (drawn.whole.rate.pass_at_1, drawn.whole.rate.low, drawn.whole.rate.high)
+    assert drawn.by_harness["x"].flips == bootstrap([0.0, 2 / 3, 0.0]) and drawn.by_kind["find"].rate.low == 0.125
+    compared = compare({"a": [True], "b": [True]}, {"a": [False], "b": [True]}, resampled=True)
+    assert compared is not None and compared.difference == bootstrap([1.0, 0.0])
 
 
 def test_evaluations_in_several_harnesses() -> None:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from forge_ray.report.evaluation.passes import Passed
+from forge_ray.report.evaluation.resampling import bootstrap
 from forge_ray.report.statistics import Interval, mean
 
 EXACT = 16
@@ -34,7 +35,7 @@ class Comparison:
     """pass@1 over those tasks."""
     there: float
     difference: Interval
-    """here − there, with Student's interval over tasks."""
+    """here − there, with Student's interval over tasks, or a bootstrap's."""
     p: float
     """Two-sided, of the paired sign-flip test."""
     better: int
@@ -48,35 +49,36 @@ class Comparison:
         )
 
 
-def compare(here: Passed, there: Passed) -> Comparison | None:
+def compare(here: Passed, there: Passed, *, resampled: bool = False) -> Comparison | None:
     """The paired comparison; None where no task has rollouts in both."""
-    return _of({task: [(here[task], there[task])] for task in here if here[task] and there.get(task)})
+    return _of({task: [(here[task], there[task])] for task in here if here[task] and there.get(task)}, resampled)
 
 
-def compare_harnesses(here: Mapping[str, Passed], there: Mapping[str, Passed]) -> Comparison | None:
+def compare_harnesses(here: Mapping[str, Passed], there: Mapping[str, Passed], *, resampled: bool = False) -> Comparison | None:
     """The same of evaluations in one or several harnesses: `{harness: {task: [passed, …]}}`. Compared are the harnesses that both have, and
     a task's difference is its mean over them; one harness each is compared whatever they are."""
     if len(here) == len(there) == 1:
-        return compare(*here.values(), *there.values())
+        return compare(*here.values(), *there.values(), resampled=resampled)
     pairs: dict[str, list[Pair]] = defaultdict(list)
     for harness in sorted(here.keys() & there.keys()):
         for task, samples in here[harness].items():
             if samples and (others := there[harness].get(task)):
                 pairs[task].append((samples, others))
-    return _of(pairs)
+    return _of(pairs, resampled)
 
 
 Pair = tuple[Sequence[bool], Sequence[bool]]
 
 
-def _of(pairs: Mapping[str, Sequence[Pair]]) -> Comparison | None:
+def _of(pairs: Mapping[str, Sequence[Pair]], resampled: bool) -> Comparison | None:
     if not pairs:
         return None
     ours, theirs = (
         np.array([np.mean([np.mean(pair[side]) for pair in pairs[task]]) for task in sorted(pairs)], np.float64) for side in (0, 1)
     )
     differences = ours - theirs
-    interval = mean(differences.tolist(), -1.0, 1.0)
+    values = differences.tolist()
+    interval = bootstrap(values) if resampled else mean(values, -1.0, 1.0)
     assert interval is not None
     return Comparison(
         tasks=len(pairs),

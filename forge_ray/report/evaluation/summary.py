@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from forge_ray.report.evaluation.passes import Estimate, all_of, at_least_one, by_task, flips, powers
+from forge_ray.report.evaluation.resampling import bootstrap
 from forge_ray.report.records import family, pass_at_1, passed
 from forge_ray.report.statistics import Interval, PassRate, share
 from forge_ray.rollout import RolloutRecord
@@ -81,21 +82,30 @@ def outcomes_by_task(records: Iterable[RolloutRecord]) -> dict[str, dict[str, li
     return {harness: dict(tasks) for harness, tasks in found.items()}
 
 
-def summarize(records: Iterable[RolloutRecord]) -> EvaluationSummary | None:
-    """All estimates of rated rollouts; None without one."""
+def summarize(records: Iterable[RolloutRecord], *, resampled: bool = False) -> EvaluationSummary | None:
+    """All estimates of rated rollouts, with bootstrap intervals if they are to be `resampled`; None without one."""
     records = list(records)
-    whole = estimate(records)
+    whole = estimate(records, resampled)
     if whole is None:
         return None
-    return EvaluationSummary(whole, _parts(records, lambda record: record.harness), _parts(records, lambda record: family(record.task)))
+    return EvaluationSummary(
+        whole, _parts(records, resampled, lambda record: record.harness), _parts(records, resampled, lambda record: family(record.task))
+    )
 
 
-def estimate(records: list[RolloutRecord]) -> Estimates | None:
+def estimate(records: list[RolloutRecord], resampled: bool = False) -> Estimates | None:
     """The estimates of these rollouts; None without one."""
     rate = pass_at_1(records)
     if rate is None:
         return None
     harnesses = outcomes_by_task(records)
+    if resampled:
+        passes: dict[str, list[bool]] = defaultdict(list)
+        for record in records:
+            passes[record.task_name].append(passed(record))
+        drawn = bootstrap([sum(samples) / len(samples) for samples in passes.values()])
+        assert drawn is not None
+        rate = rate.model_copy(update={"low": drawn.low, "high": drawn.high})
 
     def of(function: Estimate, k: int) -> Interval | None:
         # Tasks are what is drawn: what several harnesses make of one task is no further task.
@@ -105,7 +115,8 @@ def estimate(records: list[RolloutRecord]) -> Estimates | None:
             for task, value in by_task(tasks, function, k).items():
                 values[task].append(value)
                 rollouts += len(tasks[task])
-        return share([sum(several) / len(several) for several in values.values()], rollouts)
+        means = [sum(several) / len(several) for several in values.values()]
+        return bootstrap(means) if resampled else share(means, rollouts)
 
     def by_k(function: Estimate) -> dict[int, Interval]:
         found = {k: of(function, k) for k in powers(harnesses.values())}
@@ -114,11 +125,11 @@ def estimate(records: list[RolloutRecord]) -> Estimates | None:
     return Estimates(rate, by_k(at_least_one), by_k(all_of), of(flips, 2))
 
 
-def _parts(records: list[RolloutRecord], name: Callable[[RolloutRecord], str | None]) -> dict[str, Estimates]:
+def _parts(records: list[RolloutRecord], resampled: bool, name: Callable[[RolloutRecord], str | None]) -> dict[str, Estimates]:
     parts: dict[str, list[RolloutRecord]] = defaultdict(list)
     for record in records:
         parts[name(record) or "other"].append(record)
     if len(parts) < 2:
         return {}
-    found = {key: estimate(part) for key, part in sorted(parts.items())}
+    found = {key: estimate(part, resampled) for key, part in sorted(parts.items())}
     return {key: one for key, one in found.items() if one is not None}

@@ -153,10 +153,6 @@ class Microbatch:
     scores: dict[str, Tensor]
     """(n,) each: `Row.scores`."""
 
-    @property
-    def padded_tokens(self) -> int:
-        return self.input_ids.numel()
-
     def describe(self, index: int) -> str:
         """Trained position `index`, for a person."""
         row = int(self.at_row[index])
@@ -182,17 +178,8 @@ class Microbatch:
         )
 
 
-def microbatches(rows: Sequence[Row], max_tokens: int, device: torch.device | str = "cpu") -> list[Microbatch]:
-    """The rows in micro-batches of at most `max_tokens` padded tokens (a longer row goes alone), longest first.
-
-    Never empty: without a row there is one micro-batch with no trained position, whose loss is 0 and whose backward reaches every
-    weight with a zero gradient, so that a rank without work still takes part in the collective calls.
-    """
-    return [collate([rows[index] for index in cut], device) for cut in cuts(rows, max_tokens) or [[]]]
-
-
 def cuts(rows: Sequence[Row], max_tokens: int, *, packed: bool = False) -> list[list[int]]:
-    """Which rows go together in a micro-batch of at most `max_tokens` tokens, padding counted; longest first."""
+    """Which rows go together in a micro-batch of at most `max_tokens` tokens, padding counted (a longer row goes alone); longest first."""
     made: list[list[int]] = []
     tokens = 0
     for index in sorted(range(len(rows)), key=lambda index: -len(rows[index])):
@@ -206,7 +193,11 @@ def cuts(rows: Sequence[Row], max_tokens: int, *, packed: bool = False) -> list[
 
 
 def collate(rows: Sequence[Row], device: torch.device | str = "cpu", *, packed: bool = False, scores: Sequence[str] = ()) -> Microbatch:
-    """One micro-batch of these rows: padded on the right, or packed, longest first. `scores`: which of the rows' scores it has."""
+    """One micro-batch of these rows: padded on the right, or packed, longest first. `scores`: which of the rows' scores it has.
+
+    Without a row it has no trained position, a loss of 0, and a backward that reaches every weight with a zero gradient, so that a rank
+    without work still takes part in the collective calls.
+    """
     lengths = [len(row) for row in rows] or [1]
     if packed:
         ids = np.concatenate([row.ids for row in rows])[None] if rows else np.zeros((1, 1), np.int64)

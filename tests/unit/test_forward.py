@@ -19,6 +19,8 @@ from forge_ray.config import Advantage, Credit, Loss, Train
 from forge_ray.train_loop import forward
 from forge_ray.train_loop.forward import Row
 from forge_ray.train_loop.losses import NotFinite, Total, policy_loss, sft_loss
+from forge_ray.train_loop.part import Passes
+from forge_ray.train_loop.rows import Rows
 from forge_ray.trajectories import batch
 from forge_ray.trajectories.schema import SCHEMA
 from tests.unit.making import make_call, make_record, make_rollout
@@ -216,12 +218,17 @@ def test_demonstrations(tmp_path: Path) -> None:
 # --- micro-batches, mini-batches -----------------------------------------------------------------------------------------------------
 
 
+def microbatches(rows: list[Row], bound: int) -> list[forward.Microbatch]:
+    """As the learner cuts them."""
+    return [batch for _, batch in Rows(rows)._batches(Passes(torch.device("cpu"), bound))]
+
+
 @settings(max_examples=60, deadline=None)
 @given(st.lists(st.integers(2, 40), max_size=20), st.integers(1, 100))
 def test_micro_batches_hold_every_row_once_within_the_bound(lengths: list[int], bound: int) -> None:
-    made = forward.microbatches([row(f"r{n}", [1] * length, [1]) for n, length in enumerate(lengths)], bound)
+    made = microbatches([row(f"r{n}", [1] * length, [1]) for n, length in enumerate(lengths)], bound)
     assert sorted(name for part in made for name in part.names) == sorted(f"r{n}" for n in range(len(lengths)))
-    assert all(part.padded_tokens <= bound or len(part.names) == 1 for part in made if part.names)
+    assert all(part.input_ids.numel() <= bound or len(part.names) == 1 for part in made if part.names)
     masks = [(part.attention_mask, part.names) for part in made if part.attention_mask is not None]
     assert len(masks) == len(made)
     assert all(mask.sum(1).tolist() == [lengths[int(name[1:])] for name in names] for mask, names in masks if names)
@@ -242,7 +249,7 @@ def test_mini_batches_hold_every_row_once_and_trajectories_whole(spec: list[tupl
 
 def step_loss(model: torch.nn.Module, rows: list[Row], bound: int, total: Total, config: Loss) -> float:
     value = 0.0
-    for part in forward.microbatches(rows, bound):
+    for part in microbatches(rows, bound):
         logprobs, entropy = forward.token_logprobs(model, part, entropy=True)
         loss, _ = policy_loss(config, part.loss_inputs(logprobs, entropy=entropy), total)
         loss.backward()
@@ -270,7 +277,7 @@ def test_micro_batches_and_empty_shares_change_neither_loss_nor_gradient(reducti
 
 def test_a_share_without_rows_reaches_every_weight_with_a_zero_gradient() -> None:
     model = small("qwen3")
-    (part,) = forward.microbatches([], 100)
+    (part,) = microbatches([], 100)
     logprobs, _ = forward.token_logprobs(model, part)
     policy_loss(Loss(), part.loss_inputs(logprobs), Total(14, 2))[0].backward()
     assert all(parameter.grad is not None and not parameter.grad.any() for parameter in model.parameters())
@@ -295,7 +302,7 @@ def _rank(rank: int, splits: list[list[list[Row]]], total: Total, folder: str) -
         model = small("qwen3")
         parallel = torch.nn.parallel.DistributedDataParallel(model)
         value = 0.0
-        for part in forward.microbatches(shares[rank], 10_000):
+        for part in microbatches(shares[rank], 10_000):
             logprobs, _ = forward.token_logprobs(parallel, part)
             loss, _ = policy_loss(Loss(), part.loss_inputs(logprobs), total)
             (loss * 2).backward()  # DDP averages over the two

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import argparse
 import json
 import os
 import socket
@@ -14,6 +15,7 @@ from pathlib import Path
 import pytest
 import yaml
 
+from forge_ray.cli import main
 from forge_ray.config import load
 from forge_ray.job import state
 from tests.task_maker import make_task
@@ -301,3 +303,12 @@ def test_help_needs_nothing_heavy(command: str, tmp_path: Path) -> None:
     done = subprocess.run([sys.executable, "-c", code, json.dumps(words)], cwd=tmp_path, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     assert done.stdout.startswith("usage: forge-ray")
+
+
+def test_options_that_take_a_value_are_known() -> None:
+    """A word with `=` behind one of them is its value and no override."""
+    (commands,) = (action for action in main.parser()._actions if isinstance(action, argparse._SubParsersAction))
+    with_overrides = [command for name, command in commands.choices.items() if name not in main.PLAIN]
+    taking = {option for command in with_overrides for action in command._actions if action.nargs != 0 for option in action.option_strings}
+    assert taking == main.OPTIONS
+    assert main.arguments(["ablate", "run.yaml", "--over", "train.steps=1,2", "seed=3"]).overrides == ["seed=3"]

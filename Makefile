@@ -62,7 +62,7 @@ bench: bench-proxy bench-soak bench-seeds bench-async bench-sync bench-trajector
 bench-seeds: env ## The three learning seeds: about 20 minutes
 	@exec $(BIN)/python -m benchmarks.seeds $(ARGS)
 
-bench-proxy: env ## What recording costs, against vLLM's app without it and LiteLLM: about 10 minutes
+bench-proxy: env ## What recording costs, against vLLM's app without it and LiteLLM: about 12 minutes
 	@exec $(BIN)/python -m benchmarks.proxy $(ARGS)
 
 bench-async: env ## What asynchrony gains by staleness bound, on a virtual clock: half a minute

@@ -62,10 +62,15 @@ def evaluations(records: Iterable[RolloutRecord]) -> dict[str, list[RolloutRecor
 
 def pass_at_1(records: Iterable[RolloutRecord]) -> PassRate | None:
     """pass@1 with its interval over the tasks of rated `records`."""
-    by_task: dict[str, list[bool]] = {}
+    return pass_rate(samples_by_task(records))
+
+
+def samples_by_task(records: Iterable[RolloutRecord]) -> dict[str, list[bool]]:
+    """`{task: [passed, …]}` of rated `records`, whatever their harness."""
+    found: dict[str, list[bool]] = {}
     for record in records:
-        by_task.setdefault(record.task_name, []).append(passed(record))
-    return pass_rate(by_task)
+        found.setdefault(record.task_name, []).append(passed(record))
+    return found
 
 
 def evaluation_points(run: RunDir, by_label: Mapping[str, Iterable[RolloutRecord]]) -> list[tuple[int, PassRate]]:

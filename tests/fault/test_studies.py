@@ -74,7 +74,7 @@ def test_studies_for_real(policy: Path, tmp_path: Path) -> None:
     assert sorted((study / "evaluations").iterdir()) == evaluations
 
     after, before = (next(run for run in evaluations if run.name.startswith(name)) for name in ("trained", "start"))
-    compared = call("eval", "--resume", str(after), "--against", str(before), "--json", str(tmp_path / "compared.json"))
+    compared = call("eval", "--resume", str(after), "--against", str(before), "--bootstrap", "--json", str(tmp_path / "compared.json"))
     tree = json.loads((tmp_path / "compared.json").read_text())
     assert {harness: len(tasks) for harness, tasks in tree["passed"].items()} == dict.fromkeys(tree["by_harness"], TASKS)
     assert tree["n"] == 2 * TASKS * SAMPLES and set(tree["pass^k"]) == {"1", "2"} and 0 <= tree["flip_rate"]["mean"] <= 1
@@ -82,6 +82,7 @@ def test_studies_for_real(policy: Path, tmp_path: Path) -> None:
     assert tree["against"]["difference"]["mean"] == pytest.approx(
         tree["pass@1"] - json.loads((before / "evaluation.json").read_text())["pass@1"]
     )
+    assert tree["intervals"] == "bootstrap"
     assert f"against {before}: " in compared and "Ray starting" not in compared, "both are done: nothing is started"
 
     study = runs / "s-ablate"

@@ -7,6 +7,9 @@ from typing import Any
 from forge_ray.outcome import Outcome
 from forge_ray.rollout import RolloutRecord
 from forge_ray.trajectories.call import Call
+from forge_ray.trajectories.store.location import Location
+from forge_ray.trajectories.store.rollouts import Origin
+from forge_ray.trajectories.store.writer import StoreWriter
 
 
 def make_call(prompt: list[int], ids: list[int], *, order: int = 0, session: str = "g00000-0.0", **changes: Any) -> Call:
@@ -60,3 +63,12 @@ def make_rollout(
     """A rollout of `samples` calls that do not continue one another, one sample each."""
     calls = [make_call([9, 9, 10 + n], [1, 2, n], order=n, session=rollout) for n in range(samples)]
     return make_record(rollout, reward, group=group, **changes), calls
+
+
+def store_rollouts(location: Location, *names: str) -> list[tuple[RolloutRecord, list[Call]]]:
+    """Rollouts of two calls each, stored at `location`."""
+    writer, made = StoreWriter(location, Origin("run")), [make_rollout(name, 1.0, samples=2) for name in names]
+    for record, calls in made:
+        writer.add(record, calls)
+    writer.flush()
+    return made

@@ -79,6 +79,17 @@ def test_the_bootstrap_covers_a_share_of_passes(tasks: int) -> None:
     assert bootstrap([]) is None and bootstrap([0.5]) == (0.5, 0.5, 0.5) and bootstrap([0.1, 0.9]) == bootstrap([0.1, 0.9])
 
 
+def test_the_bootstrap_misses_where_tasks_are_all_alike() -> None:
+    """Which is why it has to be asked for."""
+    random, truth, hits = np.random.default_rng(1), 1 - (1 - np.random.default_rng(2).beta(4, 1, 1_000_000)) ** 4, [0, 0]
+    for _ in range(400):
+        values = [at_least_one(4, int(c), 4) for c in random.binomial(4, random.beta(4, 1, 6))]
+        for number, interval in enumerate((bootstrap(values), share(values, 24))):
+            assert interval is not None
+            hits[number] += bool(interval.low <= truth.mean() <= interval.high)
+    assert hits[0] <= 0.1 * 400 and hits[1] >= 0.9 * 400
+
+
 @pytest.mark.parametrize("tasks", [4, 6, 24])
 def test_the_intervals_of_differences_cover(tasks: int) -> None:
     random, hits = np.random.default_rng(1), 0

@@ -14,18 +14,9 @@ from forge_ray.config import Train
 from forge_ray.trajectories import batch
 from forge_ray.trajectories.store.location import Location
 from forge_ray.trajectories.store.reader import StoreReader
-from forge_ray.trajectories.store.rollouts import Origin
 from forge_ray.trajectories.store.samples import SampleStore
 from forge_ray.trajectories.store.schema import TABLES, StoreError
-from forge_ray.trajectories.store.writer import StoreWriter
-from tests.unit.making import make_rollout
-
-
-def write(location: Location, *names: str) -> None:
-    writer = StoreWriter(location, Origin("run"))
-    for name in names:
-        writer.add(*make_rollout(name, 1.0, samples=2))
-    writer.flush()
+from tests.unit.making import make_rollout, store_rollouts
 
 
 @pytest.mark.parametrize("listed", range(len(TABLES)))
@@ -34,13 +25,13 @@ def test_a_reader_that_looks_while_a_rollout_is_stored_sees_it_whole_or_not(
 ) -> None:
     """A listing of each dataset takes its time; the writer puts its files between any two of them."""
     location, files, seen = Location.of(tmp_path), Location.files, 0
-    write(location, "g00000-0.0")
+    store_rollouts(location, "g00000-0.0")
 
     def slow(self: Location, *parts: str) -> list[str]:
         nonlocal seen
         found = files(self, *parts)
         if seen == listed:
-            write(location, "g00001-0.0")
+            store_rollouts(location, "g00001-0.0")
         seen += 1
         return found
 
@@ -59,7 +50,7 @@ def test_a_directory_that_is_made_while_it_is_listed_is_no_error(tmp_path: Path)
     class MadeMeanwhile:
         def get_file_info(self, selector: Any) -> Any:
             if not (tmp_path / "rollouts").exists():
-                write(plain, "g00000-0.0")
+                store_rollouts(plain, "g00000-0.0")
                 raise FileNotFoundError(2, f"Cannot list directory '{selector.base_dir}'")
             return plain.filesystem.get_file_info(selector)
 
@@ -76,10 +67,10 @@ def test_a_file_system_without_uploads_shows_no_file_that_is_half_written(tmp_pa
 
     monkeypatch.setattr(MemoryFile, "write", full)
     with pytest.raises(StoreError, match="No space left"):
-        write(location, "g00000-0.0")
+        store_rollouts(location, "g00000-0.0")
     assert StoreReader(location).rollouts() == [] and len(MemoryFileSystem().find(location.root)) == 1, "half of one is there"
     monkeypatch.setattr(MemoryFile, "write", written)
-    write(location, "g00000-0.0")
+    store_rollouts(location, "g00000-0.0")
     assert [record.id for record in StoreReader(location).rollouts("train")] == ["g00000-0.0"]
     location.probe()
 
@@ -93,7 +84,7 @@ def test_a_file_that_came_out_short_is_an_error(tmp_path: Path, monkeypatch: pyt
 
     monkeypatch.setattr(MemoryFile, "write", loses)
     with pytest.raises(StoreError, match=r"has \d+ bytes after \d+ were written"):
-        write(location, "g00000-0.0")
+        store_rollouts(location, "g00000-0.0")
     assert StoreReader(location).rollouts() == [] and location.files() == []
 
 
@@ -111,7 +102,7 @@ def test_a_batch_of_a_newer_version_is_refused_by_name(tmp_path: Path, builder: 
 @pytest.mark.parametrize("place", ["{}/a b/ü#%20?=&+", "{}/purpose=eval/step=7/x", "{}/a/../b", "memory://{}/a b/ü%23", "file://{}/c d/ä"])
 def test_the_place_may_have_any_name(tmp_path: Path, place: str) -> None:
     location = Location.of(place.format(tmp_path), "run one")
-    write(location, "g00000-0.0", "g00000-1.0")
+    store_rollouts(location, "g00000-0.0", "g00000-1.0")
     reader = StoreReader(Location.of(place.format(tmp_path), "run one"))
     assert len(reader.rollouts("train")) == 2 and reader.rollouts("eval") == [] and len(reader.calls("g00000-1.0")) == 2
     assert set(reader.table("calls")["purpose"].to_pylist()) == {"train"}
@@ -123,14 +114,14 @@ def test_the_place_may_have_any_name(tmp_path: Path, place: str) -> None:
 def test_a_file_of_an_older_version_reads_with_nulls_where_it_has_no_column(tmp_path: Path) -> None:
     """A column that may be null can be younger than a file."""
     location = Location.of(tmp_path)
-    write(location, "g00000-0.0")
+    store_rollouts(location, "g00000-0.0")
     for name in ("calls", "rollouts"):
         (file,) = (tmp_path / name).rglob("*.parquet")
         table = pq.ParquetFile(file).read()
         pq.write_table(
             table.drop_columns([field.name for field in table.schema if field.nullable and field.name not in ("spans", "parent")]), file
         )
-    write(location, "g00001-0.0")
+    store_rollouts(location, "g00001-0.0")
     reader = StoreReader(location)
     assert [record.reward for record in reader.rollouts()] == [None, 1.0]
     old, new = (calls for _, calls in reader.with_calls())

@@ -9,7 +9,7 @@ from typing import Any
 
 from forge_ray.report.evaluation.passes import Estimate, all_of, at_least_one, by_task, flips, powers
 from forge_ray.report.evaluation.resampling import bootstrap
-from forge_ray.report.records import family, pass_at_1, passed
+from forge_ray.report.records import family, pass_at_1, passed, samples_by_task
 from forge_ray.report.statistics import Interval, PassRate, share
 from forge_ray.rollout import RolloutRecord
 
@@ -100,10 +100,7 @@ def estimate(records: list[RolloutRecord], resampled: bool = False) -> Estimates
         return None
     harnesses = outcomes_by_task(records)
     if resampled:
-        passes: dict[str, list[bool]] = defaultdict(list)
-        for record in records:
-            passes[record.task_name].append(passed(record))
-        drawn = bootstrap([sum(samples) / len(samples) for samples in passes.values()])
+        drawn = bootstrap([sum(samples) / len(samples) for samples in samples_by_task(records).values()])
         assert drawn is not None
         rate = rate.model_copy(update={"low": drawn.low, "high": drawn.high})
 

@@ -1,4 +1,4 @@
-"""The names of vLLM's server arguments: a misspelt one is refused at once, not after the 13 CPU seconds that vLLM takes to be imported.
+"""The names of vLLM's server arguments: a misspelt one is refused at once, not after vLLM was imported for it.
 
 They are those of one version. Where another is installed nothing is known before a replica starts, which refuses a wrong name as well.
 """
